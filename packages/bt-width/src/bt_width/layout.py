@@ -1,0 +1,369 @@
+"""One cache group's plan: how its rows are cut, and where in them a token lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self, SupportsIndex
+
+from ._checks import as_index
+from ._rules import GroupKind, GroupRule, SlotMode, check_plan, rule_of
+from .errors import InvalidEditError, InvalidSpecError, RowOverflowError
+from .limits import ServingLimits
+from .specs import AttentionSpec, CacheSpec, MambaSpec, layers_of
+from .width import (
+    NULL_BLOCK,
+    PAD_SLOT,
+    BlockTableWidth,
+    get_block_table_width,
+    get_kernel_blocks_per_block,
+)
+
+MAX_POSITION = 2**31 - 1
+"""The last position that has a slot; kernels divide positions as 32-bit integers."""
+
+MAX_KERNEL_BLOCK_ID = 2**31 - 1
+"""The last id that a table's int32 columns can hold."""
+
+
+class Location(NamedTuple):
+    """Where a position lies.
+
+    Attributes:
+        rank: The context-parallel rank that keeps it; the own one where every rank does.
+        column: The kernel-block column in that rank's row.
+        offset: Tokens from the start of that kernel block.
+    """
+
+    rank: int
+    column: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTableLayout:
+    """The one object that says how a cache group's rows are cut.
+
+    It stores causes; every number is computed from them, so that none can disagree.
+    Tables and builders of a group hold the same object.
+
+    Attributes:
+        spec: What the group is.
+        limits: What the server allows.
+        kernel_block_size: Tokens of a kernel block, which is what a column holds.
+    """
+
+    spec: CacheSpec
+    limits: ServingLimits
+    kernel_block_size: int
+
+    def __post_init__(self) -> None:
+        """Check the causes together, once."""
+        check_plan(self.spec, self.limits, self.kernel_block_size)
+
+    @classmethod
+    def plan(
+        cls, spec: CacheSpec, limits: ServingLimits, kernel_block_size: int | None = None
+    ) -> Self:
+        """Plan a group's rows.
+
+        Args:
+            spec: What the group is.
+            limits: What the server allows.
+            kernel_block_size: Tokens of a kernel block; the block itself by default.
+
+        Raises:
+            InvalidSpecError: The three do not go together; the message says why.
+        """
+        if kernel_block_size is None:
+            kernel_block_size = layers_of(spec)[0].block_size
+        return cls(spec=spec, limits=limits, kernel_block_size=kernel_block_size)
+
+    @property
+    def _rule(self) -> GroupRule:
+        return rule_of(self.spec, self.limits)
+
+    @property
+    def kind(self) -> GroupKind:
+        """The name of the group's kind."""
+        return self._rule.kind
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return layers_of(self.spec)[0].block_size
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which a request's tokens are spread; 1 where every rank keeps all."""
+        return self._rule.shards
+
+    @property
+    def slot_mode(self) -> SlotMode:
+        """How a token's slot is found: through its block, in a ring, or not at all."""
+        return self._rule.slot_mode
+
+    @property
+    def kernel_blocks_per_block(self) -> int:
+        """Columns that a block takes."""
+        return get_kernel_blocks_per_block(self.block_size, self.kernel_block_size)
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Tokens of a request for which a rank holds one block."""
+        return self.block_size * self.shards
+
+    @property
+    def max_num_blocks(self) -> int:
+        """Blocks that the longest request holds, before alignment."""
+        return self._rule.count_blocks(self.limits.max_tokens, self.block_size)
+
+    @property
+    def width(self) -> BlockTableWidth:
+        """Columns of a row, in kernel blocks."""
+        return get_block_table_width(
+            self.max_num_blocks,
+            self.block_size,
+            self.kernel_block_size,
+            token_alignment=self._rule.token_alignment,
+        )
+
+    @property
+    def blocks_per_row(self) -> int:
+        """Blocks that a row has room for, those of the alignment included."""
+        return self.width // self.kernel_blocks_per_block
+
+    @property
+    def max_block_id(self) -> int:
+        """The last block id whose kernel-block ids a table's int32 columns can hold."""
+        return (MAX_KERNEL_BLOCK_ID + 1) // self.kernel_blocks_per_block - 1
+
+    def tokens_per_state(self, member: str | None = None) -> int:
+        """Return the tokens that share one stored state.
+
+        Args:
+            member: The layer of a ``UniformSpec``; needed only where they differ.
+
+        Raises:
+            InvalidSpecError: There is no such member, or several sizes and none named.
+        """
+        if member is None:
+            sizes = {_tokens_per_state(layer) for layer in layers_of(self.spec)}
+            if len(sizes) == 1:
+                return sizes.pop()
+            raise InvalidSpecError(
+                f"members differ in tokens_per_state {sorted(sizes)}; name the member",
+                values=sorted(sizes),
+            )
+        members = dict(getattr(self.spec, "members", ()))
+        if member not in members:
+            raise InvalidSpecError(
+                f"no member {member!r} in this group; it has {sorted(members)}", member=member
+            )
+        return _tokens_per_state(members[member])
+
+    def num_blocks(self, num_tokens: SupportsIndex) -> int:
+        """Return the blocks that a request of ``num_tokens`` tokens holds in its row.
+
+        Raises:
+            InvalidSpecError: ``num_tokens`` is no count.
+            RowOverflowError: It is above ``max_model_len + lookahead_tokens``.
+        """
+        count = as_index("num_tokens", num_tokens, minimum=0)
+        if count > self.limits.max_tokens:
+            raise RowOverflowError(
+                f"{count} tokens are more than the {self.limits.max_tokens} that a row is "
+                f"planned for: {self.explain()}",
+                num_tokens=count,
+                max_tokens=self.limits.max_tokens,
+            )
+        return self._rule.count_blocks(count, self.block_size)
+
+    def max_resident_blocks(self, max_in_flight_tokens: SupportsIndex) -> int:
+        """Return the blocks a request may hold at once: what admission must reserve.
+
+        Args:
+            max_in_flight_tokens: The most tokens of one request in the steps under way.
+
+        Raises:
+            InvalidSpecError: It is no count.
+        """
+        in_flight = as_index("max_in_flight_tokens", max_in_flight_tokens, minimum=0)
+        rule = self._rule
+        resident = self.max_num_blocks
+        if rule.resident_tokens is not None:
+            # one more, because a window may start inside a block
+            tokens = rule.resident_tokens + in_flight
+            resident = -(-tokens // self.block_size) + 1
+        elif rule.resident_blocks is not None:
+            resident = rule.resident_blocks
+        return min(resident, self.max_num_blocks)
+
+    def state_column(self, num_tokens: SupportsIndex) -> int:
+        """Return the column of the recurrent state after ``num_tokens`` tokens.
+
+        Raises:
+            InvalidSpecError: The group keeps no state, or ``num_tokens`` is no count.
+            RowOverflowError: The column is at or past the width.
+        """
+        count = as_index("num_tokens", num_tokens, minimum=0)
+        spec = layers_of(self.spec)[0]
+        if not isinstance(spec, MambaSpec):
+            raise InvalidSpecError(f"a group of kind {self.kind} has no state column")
+        column = max(count - 1, 0) // spec.block_size if spec.mode == "align" else 0
+        if column >= self.width:
+            raise RowOverflowError(
+                f"the state after {count} tokens lies in column {column}, at or past the "
+                f"width {self.width}: {self.explain()}",
+                column=column,
+                width=self.width,
+            )
+        return column
+
+    def locate(self, position: SupportsIndex) -> Location:
+        """Return where ``position`` lies; past the row, the column it would be.
+
+        Ownership is decided in blocks; the kernel block only cuts the result.
+
+        Raises:
+            InvalidSpecError: ``position`` is negative, or the group has no slots.
+        """
+        index = as_index("position", position, minimum=0)
+        context = self.limits.context_parallel
+        match self.slot_mode:
+            case "none":
+                raise InvalidSpecError(f"a group of kind {self.kind} has no slots")
+            case "ring":
+                return Location(context.rank, 0, index % self.block_size)
+            case "block":
+                rank, local = context.rank, index
+        if self.shards > 1:
+            rank, local = context.place(index)
+        column, offset = divmod(local, self.kernel_block_size)
+        return Location(rank, column, offset)
+
+    def slot(self, position: SupportsIndex, kernel_block_ids: Sequence[int]) -> int:
+        """Return the cache slot of ``position`` on this rank, in tokens.
+
+        Args:
+            position: The token's place in its request.
+            kernel_block_ids: The row's ids, bare or padded with ``NULL_BLOCK``.
+
+        Returns:
+            ``PAD_SLOT`` where the position is negative or past ``MAX_POSITION``, another
+            rank's, past the ids or the width, or in a null column; never a slot of the
+            null block.
+
+        Raises:
+            InvalidSpecError: An argument is of a wrong type.
+            InvalidEditError: The column holds a negative id.
+        """
+        index = as_index("position", position)
+        if self.slot_mode == "none" or not 0 <= index <= MAX_POSITION:
+            return PAD_SLOT
+        rank, column, offset = self.locate(index)
+        if rank != self.limits.context_parallel.rank:
+            return PAD_SLOT
+        try:
+            if column >= min(self.width, len(kernel_block_ids)):
+                return PAD_SLOT
+            block_id = as_index("a kernel-block id", kernel_block_ids[column])
+        except TypeError:
+            raise InvalidSpecError(
+                f"kernel_block_ids must be a sequence of ints, not {kernel_block_ids!r}",
+                value=kernel_block_ids,
+            ) from None
+        if block_id < 0:
+            raise InvalidEditError(
+                f"column {column} holds the negative id {block_id}", column=column, id=block_id
+            )
+        return PAD_SLOT if block_id == NULL_BLOCK else block_id * self.kernel_block_size + offset
+
+    def local_length(self, seq_len: SupportsIndex, rank: SupportsIndex | None = None) -> int:
+        """Return how many of a request's first ``seq_len`` tokens a rank keeps.
+
+        Args:
+            seq_len: Tokens of the request.
+            rank: The rank; this one by default.
+
+        Raises:
+            InvalidSpecError: ``seq_len`` is no count, or there is no such rank.
+        """
+        length = as_index("seq_len", seq_len, minimum=0)
+        context = self.limits.context_parallel
+        of_rank = context.rank if rank is None else as_index("rank", rank, minimum=0)
+        if of_rank >= context.size:
+            raise InvalidSpecError(
+                f"rank {of_rank} must be below the {context.size} ranks", rank=of_rank
+            )
+        return length if self.shards == 1 else context.local_length(length, of_rank)
+
+    def expand(self, block_ids: Sequence[int]) -> list[int]:
+        """Return the kernel-block ids of ``block_ids``; a null block gives null columns.
+
+        Raises:
+            RowOverflowError: There are more than a row holds.
+            InvalidEditError: An id is negative or its kernel ids leave int32.
+            InvalidSpecError: It is no sequence of ints.
+        """
+        split = self.kernel_blocks_per_block
+        try:
+            ids = [as_index("a block id", block_id) for block_id in block_ids]
+        except TypeError:
+            raise InvalidSpecError(
+                f"block_ids must be a sequence of ints, not {block_ids!r}", value=block_ids
+            ) from None
+        if len(ids) > self.blocks_per_row:
+            raise RowOverflowError(
+                f"{len(ids)} blocks are more than the {self.blocks_per_row} of a row: "
+                f"{self.explain()}",
+                num_blocks=len(ids),
+                blocks_per_row=self.blocks_per_row,
+            )
+        for block_id in ids:
+            if not 0 <= block_id <= self.max_block_id:
+                raise InvalidEditError(
+                    f"block id {block_id} must lie in 0..{self.max_block_id}, "
+                    "so that its kernel-block ids are int32",
+                    id=block_id,
+                    max_block_id=self.max_block_id,
+                )
+        return [
+            NULL_BLOCK if block_id == NULL_BLOCK else block_id * split + part
+            for block_id in ids
+            for part in range(split)
+        ]
+
+    def explain(self) -> str:
+        """Return how the width came about, in words and numbers."""
+        from ._explain import explain_width
+
+        return explain_width(self)
+
+    def to_json(self) -> str:
+        """Return the plan as JSON: its causes, and a version."""
+        from ._codec import layout_to_json
+
+        return layout_to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what ``to_json`` wrote, and check it as ``plan`` does.
+
+        Raises:
+            InvalidSpecError: The text is no such JSON: another version, a field too
+                many or too few, or values that do not go together.
+        """
+        from ._codec import layout_fields_from_json
+
+        return cls(**layout_fields_from_json(text))
+
+    def digest(self) -> str:
+        """Return a SHA-256 of the plan without the rank: equal on all ranks of one plan."""
+        from ._codec import layout_digest
+
+        return layout_digest(self)
+
+
+def _tokens_per_state(spec: CacheSpec) -> int:
+    return spec.tokens_per_state if isinstance(spec, AttentionSpec) else 1
