@@ -1,3 +1,3 @@
-"""Block tables on the device: staged edits, one copy and one launch a step, with Triton and a PyTorch twin."""
+"""Block tables on the device: staged edits, one copy and one launch a step."""
 
 __version__ = "0.1.0"

@@ -1,0 +1,26 @@
+"""Small kernels that show that the tools around kernels can fail."""
+
+from __future__ import annotations
+
+from bt_tables.triton_support import jit, tl
+
+
+@jit(any_value=("values_ptr", "size"))
+def add_one_kernel(
+    values_ptr: tl.tensor,  # [size] int32
+    size: tl.tensor,
+    TILE: tl.constexpr,  # noqa: N803
+) -> None:
+    """Add 1 to every value: no program touches what another one does."""
+    index = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    mask = index < size
+    tl.store(values_ptr + index, tl.load(values_ptr + index, mask=mask, other=0) + 1, mask=mask)
+
+
+@jit()
+def racy_sum_kernel(
+    values_ptr: tl.tensor,  # [programs + 1] int32
+) -> None:
+    """Add the left neighbour, which another program writes: right in ascending order only."""
+    index = tl.program_id(0)
+    tl.store(values_ptr + index + 1, tl.load(values_ptr + index) + tl.load(values_ptr + index + 1))
