@@ -1,0 +1,1 @@
+"""Models: what they are made of, their weights, and the layers that run them."""
