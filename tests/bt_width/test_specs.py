@@ -114,7 +114,7 @@ def test_f2_no_kind_inherits_from_another(one: type, other: type) -> None:
 
 
 def test_kinds_with_equal_fields_are_unequal() -> None:
-    fields = {"block_size": 4}
+    fields: dict[str, Any] = {"block_size": 4}
 
     assert RingSpec(**fields) != MambaSpec(**fields)
 

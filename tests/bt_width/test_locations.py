@@ -1,0 +1,383 @@
+"""Where a token lies: its rank, its column, its slot, and how many tokens a rank holds."""
+
+from typing import Any
+
+import pytest
+from tests.support.plans import plan, plan_ranks, slots
+
+from bt_width import (
+    NULL_BLOCK,
+    PAD_SLOT,
+    AttentionSpec,
+    CacheSpec,
+    InvalidEditError,
+    InvalidSpecError,
+    LayerSpec,
+    Location,
+    MambaSpec,
+    RingSpec,
+    SlidingWindowSpec,
+    UniformSpec,
+)
+
+pytestmark = pytest.mark.fast
+
+SLOTLESS: list[Any] = [
+    pytest.param(MambaSpec(block_size=16), id="mamba-none"),
+    pytest.param(MambaSpec(block_size=16, mode="align"), id="mamba-align"),
+    pytest.param(UniformSpec(members={"a": MambaSpec(block_size=16)}), id="uniform-mamba"),
+]
+REPLICATED: list[Any] = [
+    pytest.param(AttentionSpec(block_size=16, sharded=False), id="attention"),
+    pytest.param(SlidingWindowSpec(block_size=16, window=64), id="window"),
+    pytest.param(RingSpec(block_size=16), id="ring"),
+]
+
+
+def test_the_sentinels() -> None:
+    """Tables pad with 0, slot mappings with -1; both reach consumers as plain numbers."""
+    assert (NULL_BLOCK, PAD_SLOT) == (0, -1)
+
+
+# locate
+
+
+@pytest.mark.parametrize(
+    ("block_size", "kernel_block_size", "position", "column", "offset"),
+    [
+        pytest.param(256, 256, 300, 1, 44, id="D10"),
+        pytest.param(784, 16, 783, 48, 15, id="D8-last-of-a-block"),
+        pytest.param(784, 16, 784, 49, 0, id="D8-first-of-the-next"),
+        pytest.param(256, 256, 4095, 15, 255, id="A16-last-of-the-row"),
+        pytest.param(256, 256, 4096, 16, 0, id="A16-first-past-the-row"),
+        pytest.param(1, 1, 300, 300, 0, id="block-of-one"),
+    ],
+)
+def test_a_position_lies_in_a_column_at_an_offset(
+    block_size: int, kernel_block_size: int, position: int, column: int, offset: int
+) -> None:
+    layout = plan(AttentionSpec(block_size=block_size), 4096, kernel_block_size=kernel_block_size)
+
+    assert layout.locate(position) == Location(rank=0, column=column, offset=offset)
+
+
+@pytest.mark.parametrize(
+    ("position", "rank", "column", "offset"),
+    [
+        pytest.param(0, 0, 0, 0, id="first"),
+        pytest.param(200, 1, 1, 8, id="E1-200"),
+        pytest.param(600, 0, 3, 24, id="E1-600"),
+        pytest.param(511, 3, 1, 63, id="last-of-the-first-column"),
+    ],
+)
+def test_e1_ownership_is_counted_in_blocks(
+    position: int, rank: int, column: int, offset: int
+) -> None:
+    """Every rank knows where every position lies, its own or not."""
+    layouts = plan_ranks(
+        AttentionSpec(block_size=128), 1024, 4, interleave=128, kernel_block_size=64
+    )
+
+    for layout in layouts:
+        assert layout.locate(position) == Location(rank=rank, column=column, offset=offset)
+
+
+@pytest.mark.parametrize("spec", REPLICATED)
+def test_a_replicated_position_lies_on_the_rank_that_asks(spec: CacheSpec) -> None:
+    for rank, layout in enumerate(plan_ranks(spec, 1000, 3)):
+        assert layout.locate(37).rank == rank
+
+
+@pytest.mark.parametrize("position", [0, 3, 4, 1388, 499_999])
+def test_f2_a_ring_has_one_column(position: int) -> None:
+    assert plan(RingSpec(block_size=4), 500_000).locate(position) == Location(
+        rank=0, column=0, offset=position % 4
+    )
+
+
+def test_past_the_row_a_position_has_the_column_that_it_would_have() -> None:
+    layout = plan(AttentionSpec(block_size=4, token_alignment=None), 128)
+
+    assert layout.width == 32
+    assert layout.locate(130).column == 32
+    assert layout.locate(2**31).column == 2**29
+
+
+@pytest.mark.parametrize("spec", SLOTLESS)
+def test_a_group_without_slots_locates_nothing(spec: CacheSpec) -> None:
+    with pytest.raises(InvalidSpecError, match="slot"):
+        plan(spec, 1000).locate(0)
+
+
+@pytest.mark.parametrize("bad", [-1, True, 1.0, "1", None], ids=repr)
+@pytest.mark.parametrize(
+    "spec", [AttentionSpec(block_size=16), RingSpec(block_size=4)], ids=["attention", "ring"]
+)
+def test_only_a_count_is_located(spec: LayerSpec, bad: Any) -> None:
+    with pytest.raises(InvalidSpecError, match="position"):
+        plan(spec, 1000).locate(bad)
+
+
+# slot
+
+
+def test_d8_a_block_size_that_is_no_power_of_two() -> None:
+    layout = plan(AttentionSpec(block_size=48), 96)
+
+    assert slots(layout, [47, 48], [5, 9]) == [287, 432]
+
+
+def test_e1_slots_of_a_split_and_sharded_group() -> None:
+    layouts = plan_ranks(
+        AttentionSpec(block_size=128), 1024, 4, interleave=128, kernel_block_size=64
+    )
+
+    found = [slots(layout, [200, 600], [7, 3]) for layout in layouts]
+
+    assert found == [[PAD_SLOT, 472], [968, PAD_SLOT], [PAD_SLOT] * 2, [PAD_SLOT] * 2]
+
+
+def test_e1_each_rank_owns_a_quarter() -> None:
+    """Ownership in kernel blocks gave half to each of two ranks and nothing to the others."""
+    layouts = plan_ranks(
+        AttentionSpec(block_size=128), 1024, 4, interleave=128, kernel_block_size=64
+    )
+
+    owned = [
+        sum(slot != PAD_SLOT for slot in slots(layout, range(1024), [7, 3])) for layout in layouts
+    ]
+
+    assert owned == [256, 256, 256, 256]
+
+
+def test_e3_runs_of_two_positions() -> None:
+    layouts = plan_ranks(AttentionSpec(block_size=4), 16, 2, interleave=2)
+
+    found = [slots(layout, range(16), [6, 9]) for layout in layouts]
+
+    assert found == [
+        [24, 25, -1, -1, 26, 27, -1, -1, 36, 37, -1, -1, 38, 39, -1, -1],
+        [-1, -1, 24, 25, -1, -1, 26, 27, -1, -1, 36, 37, -1, -1, 38, 39],
+    ]
+
+
+def test_e3_runs_of_one_position() -> None:
+    layouts = plan_ranks(AttentionSpec(block_size=4), 16, 2, interleave=1)
+
+    assert slots(layouts[1], range(8), [6, 9]) == [-1, 24, -1, 25, -1, 26, -1, 27]
+
+
+@pytest.mark.parametrize("spec", REPLICATED)
+def test_e6_every_rank_of_a_replicated_group_has_every_token(spec: CacheSpec) -> None:
+    block_ids = list(range(1, 1 + plan(spec, 1000).num_blocks(1000)))
+
+    found = [slots(layout, range(1000), block_ids) for layout in plan_ranks(spec, 1000, 8)]
+
+    assert all(rank_slots == found[0] for rank_slots in found)
+    assert min(found[0]) >= 0
+
+
+def test_e6_a_token_of_a_sharded_group_has_one_owner() -> None:
+    layouts = plan_ranks(AttentionSpec(block_size=16), 1000, 8)
+
+    found = [slots(layout, range(1000), range(1, 9)) for layout in layouts]
+
+    assert all(sum(slot >= 0 for slot in owners) == 1 for owners in zip(*found, strict=True))
+
+
+def test_f1_a_position_past_the_row_has_no_slot() -> None:
+    """Neither the neighbour's block, 144, nor block 0."""
+    layout = plan(AttentionSpec(block_size=16, token_alignment=None), 16)
+
+    assert layout.width == 1
+    assert slots(layout, [0, 16], [5]) == [80, PAD_SLOT]
+
+
+def test_f1_far_past_the_row() -> None:
+    """A row of 32 columns whose first alone is in use."""
+    layout = plan(AttentionSpec(block_size=4), 4)
+
+    assert layout.width == 32
+    assert slots(layout, [0, 3, 4, 130, 8192, 1048575], [7]) == [28, 31, -1, -1, -1, -1]
+
+
+def test_f1_past_the_width_ids_do_not_help() -> None:
+    """A longer list than the row holds is not read past the row."""
+    layout = plan(AttentionSpec(block_size=4, token_alignment=None), 8)
+
+    assert layout.slot(8, [1, 2, 3]) == PAD_SLOT
+
+
+def test_f2_a_ring_stays_in_its_block() -> None:
+    layout = plan(RingSpec(block_size=4), 500_000)
+
+    assert slots(layout, range(1388, 1392), [13]) == [52, 53, 54, 55]
+    assert {layout.slot(position, [13]) for position in range(0, 500_000, 997)} == {52, 53, 54, 55}
+
+
+def test_the_longest_row_has_a_last_slot() -> None:
+    layout = plan(AttentionSpec(block_size=16), 100)
+
+    assert layout.slot(127, list(range(1, 9))) == 8 * 16 + 15
+    assert layout.slot(128, list(range(1, 9))) == PAD_SLOT
+
+
+def test_a_position_past_the_ids_given_has_no_slot() -> None:
+    layout = plan(AttentionSpec(block_size=16), 100)
+
+    assert layout.slot(15, [5]) == 95
+    assert layout.slot(16, [5]) == PAD_SLOT
+    assert layout.slot(0, []) == PAD_SLOT
+
+
+def test_a_ring_without_its_block_has_no_slot() -> None:
+    layout = plan(RingSpec(block_size=4), 100)
+
+    assert layout.slot(9, []) == PAD_SLOT
+    assert layout.slot(9, [NULL_BLOCK]) == PAD_SLOT
+
+
+def test_c7_a_position_in_a_nulled_column_has_no_slot() -> None:
+    """What a window has left behind is never written again."""
+    layout = plan(SlidingWindowSpec(block_size=32, window=128), 256)
+
+    found = slots(layout, [0, 127, 128, 255], [0, 0, 0, 0, 5, 6, 7, 8])
+
+    assert found == [PAD_SLOT, PAD_SLOT, 160, 287]
+
+
+def test_c7_every_kernel_block_of_a_null_block_is_null() -> None:
+    layout = plan(SlidingWindowSpec(block_size=32, window=128), 256, kernel_block_size=16)
+
+    assert slots(layout, [0, 16, 31, 32], [0, 5]) == [PAD_SLOT, PAD_SLOT, PAD_SLOT, 160]
+
+
+@pytest.mark.parametrize("position", [-1, -16, -(2**31), -(2**63)])
+@pytest.mark.parametrize(
+    "spec", [AttentionSpec(block_size=16), RingSpec(block_size=4)], ids=["attention", "ring"]
+)
+def test_a_negative_position_has_no_slot(spec: LayerSpec, position: int) -> None:
+    """A negative index would have found the last column."""
+    assert plan(spec, 16).slot(position, [5]) == PAD_SLOT
+
+
+@pytest.mark.parametrize("position", [2**31, 2**31 + 1, 2**32, 2**63])
+@pytest.mark.parametrize(
+    "spec", [AttentionSpec(block_size=16), RingSpec(block_size=4)], ids=["attention", "ring"]
+)
+def test_a_position_that_leaves_int32_has_no_slot(spec: LayerSpec, position: int) -> None:
+    assert plan(spec, 16).slot(position, [5]) == PAD_SLOT
+
+
+def test_a_ring_turns_until_int32_ends() -> None:
+    assert plan(RingSpec(block_size=4), 16).slot(2**31 - 1, [5]) == 23
+
+
+def test_a_slot_is_not_bounded_by_int32() -> None:
+    """Ids near the top of a large pool, where a product in 32 bits wraps."""
+    layout = plan(AttentionSpec(block_size=256), 256)
+
+    assert layout.slot(255, [2_147_480_000]) == 2_147_480_000 * 256 + 255
+
+
+@pytest.mark.parametrize("spec", SLOTLESS)
+def test_a_group_without_slots_has_no_slot(spec: CacheSpec) -> None:
+    layout = plan(spec, 1000)
+
+    assert [layout.slot(position, [5]) for position in (0, 15, 16, -1)] == [PAD_SLOT] * 4
+
+
+def test_a_state_slot_follows_from_a_token_slot() -> None:
+    """Slots count tokens; four tokens share the state at a quarter of their slots."""
+    spec = UniformSpec(
+        members={
+            "compressed": AttentionSpec(block_size=16, tokens_per_state=4),
+            "plain": AttentionSpec(block_size=16),
+        }
+    )
+    layout = plan(spec, 64)
+
+    token_slots = slots(layout, range(16, 24), [5, 9])
+
+    assert token_slots == list(range(144, 152))
+    assert [slot // layout.tokens_per_state("compressed") for slot in token_slots] == [36] * 4 + [
+        37
+    ] * 4
+
+
+# local_length
+
+
+@pytest.mark.parametrize(
+    ("interleave", "seq_len", "lengths"),
+    [
+        pytest.param(1, 0, [0, 0, 0], id="none"),
+        pytest.param(1, 1, [1, 0, 0], id="one"),
+        pytest.param(1, 3, [1, 1, 1], id="a-round"),
+        pytest.param(1, 4, [2, 1, 1], id="one-past-a-round"),
+        pytest.param(4, 3, [3, 0, 0], id="inside-a-run"),
+        pytest.param(4, 4, [4, 0, 0], id="a-run"),
+        pytest.param(4, 11, [4, 4, 3], id="inside-the-last-run"),
+        pytest.param(4, 13, [5, 4, 4], id="one-past-a-round-of-runs"),
+        pytest.param(4, 1000, [336, 332, 332], id="long"),
+    ],
+)
+def test_local_lengths(interleave: int, seq_len: int, lengths: list[int]) -> None:
+    layouts = plan_ranks(AttentionSpec(block_size=4), 1000, 3, interleave=interleave)
+
+    assert [layout.local_length(seq_len) for layout in layouts] == lengths
+    assert [layouts[0].local_length(seq_len, rank) for rank in range(3)] == lengths
+
+
+@pytest.mark.parametrize("spec", REPLICATED[:2])
+def test_a_replicated_group_holds_every_token(spec: CacheSpec) -> None:
+    for rank, layout in enumerate(plan_ranks(spec, 1000, 3)):
+        assert layout.local_length(777) == 777
+        assert layout.local_length(777, rank) == 777
+
+
+@pytest.mark.parametrize("bad", [-1, True, 1.0, "1", None], ids=repr)
+def test_a_length_is_a_count(bad: Any) -> None:
+    with pytest.raises(InvalidSpecError, match="seq_len"):
+        plan(AttentionSpec(block_size=16), 1000, size=2).local_length(bad)
+
+
+@pytest.mark.parametrize("bad", [-1, 2, 7, True, 1.0, "1"], ids=repr)
+def test_a_local_length_is_of_a_rank_there_is(bad: Any) -> None:
+    with pytest.raises(InvalidSpecError, match="rank"):
+        plan(AttentionSpec(block_size=16), 1000, size=2).local_length(10, bad)
+
+
+# expand
+
+
+def test_d2_a_block_becomes_its_kernel_blocks() -> None:
+    layout = plan(AttentionSpec(block_size=128), 256, kernel_block_size=64)
+
+    assert list(layout.expand([7, 3])) == [14, 15, 6, 7]
+
+
+def test_an_unsplit_block_is_its_kernel_block() -> None:
+    assert list(plan(AttentionSpec(block_size=64), 256).expand([7, 3])) == [7, 3]
+
+
+def test_the_null_block_stays_null() -> None:
+    """Kernel blocks 1..k-1 would be a live block's to a kernel, and are nobody's."""
+    layout = plan(AttentionSpec(block_size=64), 256, kernel_block_size=16)
+
+    assert list(layout.expand([NULL_BLOCK, 2, NULL_BLOCK])) == [0] * 4 + [8, 9, 10, 11] + [0] * 4
+
+
+def test_no_blocks_expand_to_none() -> None:
+    assert list(plan(AttentionSpec(block_size=64), 256).expand([])) == []
+
+
+@pytest.mark.parametrize("bad", [True, 1.0, "1", None, [1]], ids=repr)
+def test_a_block_id_is_an_int(bad: Any) -> None:
+    with pytest.raises(InvalidSpecError):
+        plan(AttentionSpec(block_size=64), 256).expand([3, bad])
+
+
+def test_a_block_id_is_not_negative() -> None:
+    with pytest.raises(InvalidEditError, match="-1"):
+        plan(AttentionSpec(block_size=64), 256).expand([3, -1])
