@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bt_runner.models.errors import ModelConfigError
+from bt_runner.errors import BadInputError
 from bt_runner.models.rope import Rope
 
 
@@ -198,7 +198,7 @@ class ModelConfig:
                 continue
             match layer.selection:
                 case SelectTopK(head_dim=head_dim, rope=rope) if head_dim < rope.dim:
-                    raise ModelConfigError(
+                    raise BadInputError(
                         f"layer {index} rotates {rope.dim} dimensions of index heads of {head_dim}",
                         layer=index,
                         head_dim=head_dim,
@@ -207,7 +207,7 @@ class ModelConfig:
                 case SelectTopK():
                     has_choice = True
                 case SelectShared() if not has_choice:
-                    raise ModelConfigError(
+                    raise BadInputError(
                         f"layer {index} shares the choice of an indexer below it, and none is "
                         "there; the first sparse layer needs an indexer of its own",
                         layer=index,
