@@ -34,6 +34,15 @@ def read_config(directory: Path) -> ModelConfig:
     fields = Fields.read(directory / "config.json")
     fields.only("quantization_config")
     fields.only("hidden_act", "silu")
+    return config_of(fields)
+
+
+def config_of(fields: Fields) -> ModelConfig:
+    """Return the configuration of a checkpoint's fields, however its weights are stored.
+
+    Raises:
+        BadInputError: As ``read_config``.
+    """
     family = fields.get("model_type", str)
     match family:
         case "deepseek_v3" | "deepseek_v32" | "glm_moe_dsa":
@@ -42,8 +51,8 @@ def read_config(directory: Path) -> ModelConfig:
             return _mamba2(fields)
         case _:
             raise BadInputError(
-                f"{directory} is a {family} model; deepseek_v3, deepseek_v32, glm_moe_dsa and "
-                "mamba2 are built here",
+                f"{family} models are not built here; deepseek_v3, deepseek_v32, glm_moe_dsa and "
+                "mamba2 are",
                 model_type=family,
             )
 
