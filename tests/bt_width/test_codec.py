@@ -66,22 +66,24 @@ NOTHING_IS_DEFAULT: list[Any] = [
 def _layouts_that_differ_in_one_fact() -> Iterator[Any]:
     """Every fact of a layout changed alone."""
     spec = AttentionSpec(block_size=64)
-    for field, other in {
+    of_spec: dict[str, Any] = {
         "block_size": 128,
         "sharded": False,
         "tokens_per_state": 4,
         "token_alignment": None,
-    }.items():
-        changed = dataclasses.replace(spec, **{field: other})
-        yield pytest.param(BlockTableLayout.plan(changed, LIMITS, 16), id=f"spec-{field}")
-    for field, other in {
+    }
+    of_limits: dict[str, Any] = {
         "max_model_len": 1002,
         "max_num_reqs": 6,
         "max_num_batched_tokens": 78,
         "num_speculative_tokens": 2,
         "lookahead_tokens": 5,
-    }.items():
-        limits: Any = dataclasses.replace(LIMITS, **{field: other})
+    }
+    for field, other in of_spec.items():
+        changed = dataclasses.replace(spec, **{field: other})
+        yield pytest.param(BlockTableLayout.plan(changed, LIMITS, 16), id=f"spec-{field}")
+    for field, other in of_limits.items():
+        limits = dataclasses.replace(LIMITS, **{field: other})
         yield pytest.param(BlockTableLayout.plan(spec, limits, 16), id=f"limits-{field}")
     for field, other in {"size": 3, "interleave": 8}.items():
         parallel = dataclasses.replace(LIMITS.context_parallel, **{field: other})

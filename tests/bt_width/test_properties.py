@@ -68,15 +68,12 @@ def any_groups(draw: st.DrawFn) -> Group:
     """A group of any kind."""
     block_size = draw(BLOCK_SIZES)
     extra = draw(st.integers(0, 5))
-    unsplit: CacheSpec = draw(
-        st.sampled_from(
-            [
-                MambaSpec(block_size=block_size, num_speculative_blocks=extra),
-                MambaSpec(block_size=block_size, mode="align", num_speculative_blocks=extra),
-                RingSpec(block_size=block_size),
-            ]
-        )
-    )
+    whole: list[CacheSpec] = [
+        MambaSpec(block_size=block_size, num_speculative_blocks=extra),
+        MambaSpec(block_size=block_size, mode="align", num_speculative_blocks=extra),
+        RingSpec(block_size=block_size),
+    ]
+    unsplit = draw(st.sampled_from(whole))
     window = SlidingWindowSpec(
         block_size=block_size,
         window=draw(st.integers(1, 100)),
