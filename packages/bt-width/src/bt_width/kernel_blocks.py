@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ._checks import require_int
+from ._checks import require_instance, require_int
 from .errors import InvalidSpecError, NoCommonBlockSizeError
 
 
@@ -75,7 +75,7 @@ def _by_name(
 ) -> dict[str, tuple[int | MultipleOf, ...]]:
     try:
         if isinstance(supported, Mapping):
-            backends = {str(name): tuple(sizes) for name, sizes in supported.items()}
+            backends = {name: tuple(sizes) for name, sizes in supported.items()}
         else:
             backends = {f"backend {i}": tuple(sizes) for i, sizes in enumerate(supported)}
     except TypeError:
@@ -84,6 +84,7 @@ def _by_name(
             value=supported,
         ) from None
     for name, sizes in backends.items():
+        require_instance("a backend's name", name, str, wanted="a str")
         if not sizes:
             raise InvalidSpecError(f"{name} lists no kernel block size", backend=name)
         for size in sizes:

@@ -199,6 +199,26 @@ class BlockTableLayout:
             resident = rule.resident_blocks
         return min(resident, self.max_num_blocks)
 
+    def num_expired_blocks(self, num_computed_tokens: SupportsIndex) -> int:
+        """Return the leading blocks of a row that no later step reads.
+
+        They may go back to the pool, and their columns be null, once the step that
+        computed the last of these tokens has ended.
+
+        Args:
+            num_computed_tokens: Tokens of the request that stay computed.
+
+        Raises:
+            InvalidSpecError: It is no count.
+        """
+        computed = as_index("num_computed_tokens", num_computed_tokens, minimum=0)
+        rule = self._rule
+        if rule.resident_tokens is not None:
+            return max(computed - rule.resident_tokens, 0) // self.block_size
+        if rule.resident_blocks is not None:
+            return self.state_column(computed)
+        return 0
+
     def state_column(self, num_tokens: SupportsIndex) -> int:
         """Return the column of the recurrent state after ``num_tokens`` tokens.
 
