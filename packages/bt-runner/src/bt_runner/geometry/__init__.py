@@ -1,0 +1,1 @@
+"""What published models keep in their caches, and the tables that follow from it."""

@@ -1,0 +1,187 @@
+"""A model's caches put into groups that share a table, as the builders know them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bt_builders import (
+    AttentionBackend,
+    AttentionGroup,
+    DSAIndexerMetadataBuilder,
+    MambaMetadataBuilder,
+    MLAMetadataBuilder,
+)
+from bt_runner.errors import BadInputError
+from bt_runner.geometry.caches import (
+    IndexCache,
+    KeyValueCache,
+    LatentCache,
+    ModelGeometry,
+    StateCache,
+    TokenCache,
+)
+from bt_width import AttentionSpec, CacheSpec, MambaSpec, MultipleOf, UniformSpec
+from bt_width.specs import MambaMode
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+_BUILDERS = {
+    LatentCache.name: MLAMetadataBuilder,
+    IndexCache.name: DSAIndexerMetadataBuilder,
+    # plain attention reads what MLA does: rows, lengths and chunks of context
+    KeyValueCache.name: MLAMetadataBuilder,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOptions:
+    """How a model's caches are cut.
+
+    Attributes:
+        block_size: Tokens of a block.
+        kernel_block_size: Tokens of a kernel block, where attention kernels take one size only.
+        mamba_block_size: Tokens between two kept states; ``block_size`` by default.
+        mamba_mode: Whether states are kept along the way.
+        num_speculative_blocks: Further states a request, for drafts.
+        cache_dtype: The dtype of keys, values and latents; the model's by default.
+    """
+
+    block_size: int = 64
+    kernel_block_size: int | None = None
+    mamba_block_size: int | None = None
+    mamba_mode: MambaMode = "none"
+    num_speculative_blocks: int = 0
+    cache_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheMember:
+    """What the layers of a group keep under one name.
+
+    Attributes:
+        name: What it is.
+        num_layers: Layers that keep it.
+        token_bytes: Bytes of a token, of all its layers.
+        recurrent_bytes: Bytes of a recurrent state, of one layer.
+        conv_bytes: Bytes of a convolution's inputs, of one layer.
+    """
+
+    name: str
+    num_layers: int
+    token_bytes: int = 0
+    recurrent_bytes: int = 0
+    conv_bytes: int = 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state, of all its layers."""
+        return self.num_layers * (self.recurrent_bytes + self.conv_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeometryGroup:
+    """Layers that share a table.
+
+    Attributes:
+        attention: The group as the builders know it.
+        members: What its layers keep.
+    """
+
+    attention: AttentionGroup
+    members: tuple[CacheMember, ...]
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether an indexer expands the group's table."""
+        return any(member.name == IndexCache.name for member in self.members)
+
+
+def geometry_groups(geometry: ModelGeometry, options: CutOptions) -> tuple[GeometryGroup, ...]:
+    """Group what a model's layers keep; groups without a layer are left out.
+
+    Raises:
+        BadInputError: A dtype has no known size, or none is named.
+    """
+    num_bytes = _dtype_bytes(options.cache_dtype or geometry.dtype)
+    groups = []
+    for kinds in ((LatentCache, IndexCache), (KeyValueCache,)):
+        members = [_token_member(geometry, kind, num_bytes) for kind in kinds]
+        kept = tuple(member for member in members if member.num_layers)
+        if kept:
+            groups.append(GeometryGroup(attention=_attention_group(kept, options), members=kept))
+    states = _state_members(geometry, num_bytes)
+    if states:
+        groups.append(GeometryGroup(attention=_mamba_group(options), members=states))
+    return tuple(groups)
+
+
+def _token_member(geometry: ModelGeometry, kind: type[TokenCache], num_bytes: int) -> CacheMember:
+    caches = [cache for layer in geometry.layers for cache in layer if isinstance(cache, kind)]
+    return CacheMember(
+        name=kind.name,
+        num_layers=len(caches),
+        token_bytes=sum(cache.token_bytes(num_bytes) for cache in caches),
+    )
+
+
+def _state_members(geometry: ModelGeometry, num_bytes: int) -> tuple[CacheMember, ...]:
+    states = [
+        cache for layer in geometry.layers for cache in layer if isinstance(cache, StateCache)
+    ]
+    if not states:
+        return ()
+    # all layers of the known families keep states of one shape
+    return (
+        CacheMember(
+            name=StateCache.name,
+            num_layers=len(states),
+            recurrent_bytes=states[0].recurrent_bytes(_dtype_bytes(geometry.state_dtype)),
+            conv_bytes=states[0].conv_bytes(num_bytes),
+        ),
+    )
+
+
+def _attention_group(members: tuple[CacheMember, ...], options: CutOptions) -> AttentionGroup:
+    taken = options.kernel_block_size
+    backends = tuple(
+        AttentionBackend(
+            name=member.name,
+            builder_class=_BUILDERS[member.name],
+            supported_kernel_block_sizes=(MultipleOf(1) if taken is None else taken,),
+        )
+        for member in members
+    )
+    layer = AttentionSpec(block_size=options.block_size)
+    spec: CacheSpec = layer
+    if len(members) > 1:
+        spec = UniformSpec(members={member.name: layer for member in members})
+    return AttentionGroup(name=members[0].name, spec=spec, backends=backends)
+
+
+def _mamba_group(options: CutOptions) -> AttentionGroup:
+    spec = MambaSpec(
+        block_size=options.mamba_block_size or options.block_size,
+        mode=options.mamba_mode,
+        num_speculative_blocks=options.num_speculative_blocks,
+    )
+    mamba = AttentionBackend(
+        name=StateCache.name,
+        builder_class=MambaMetadataBuilder,
+        supported_kernel_block_sizes=(MultipleOf(1),),
+    )
+    return AttentionGroup(name=StateCache.name, spec=spec, backends=(mamba,))
+
+
+def _dtype_bytes(name: str | None) -> int:
+    if name is None:
+        raise BadInputError(
+            "the config lacks dtype, and torch_dtype, so the bytes of its cache are not known; "
+            "give --cache-dtype",
+            field="dtype",
+        )
+    if name not in _DTYPE_BYTES:
+        raise BadInputError(
+            f"the size of dtype {name!r} is not known here; known are {', '.join(_DTYPE_BYTES)}",
+            dtype=name,
+        )
+    return _DTYPE_BYTES[name]

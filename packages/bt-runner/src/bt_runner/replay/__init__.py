@@ -1,0 +1,1 @@
+"""Real traffic through scheduler, pools, tables and builders, without a model's arithmetic."""

@@ -1,0 +1,201 @@
+"""Blocks that requests with equal beginnings share; it knows no rows and no steps.
+
+A prefix is cut into granules, each a whole number of blocks of every group, so
+that a hit never ends inside a block of one of them (vllm-ascend #12502). The cache
+holds one reference to each block it keeps. A block that nobody else holds stays,
+until room is short: then what was used least recently goes, ends before beginnings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
+
+from bt_runner.block_pool import BlockPool
+from bt_width import BlockTableLayout
+
+HASH_TOKENS = 512
+"""Tokens that a trace's hash id names."""
+
+PrefixKey: TypeAlias = tuple[int, tuple[int, ...]]
+"""A granule's place in its request, and the hash ids of the tokens in it."""
+
+
+@dataclass(slots=True, eq=False)
+class Granule:
+    """The blocks of a granule's tokens.
+
+    Attributes:
+        key: What it is found by.
+        parent: The granule before it; None for a first one.
+        block_ids: Its blocks, group by group.
+        num_users: Requests that hold its blocks.
+    """
+
+    key: PrefixKey
+    parent: Granule | None
+    block_ids: tuple[tuple[int, ...], ...]
+    num_users: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class PrefixUse:
+    """What one request has to do with the cache.
+
+    Attributes:
+        keys: Its prompt's whole granules, in order.
+        granules: Those whose blocks it holds and shares.
+        num_offered: Leading granules that were found or offered.
+        last: The last of them.
+    """
+
+    keys: list[PrefixKey]
+    granules: list[Granule] = field(default_factory=list)
+    num_offered: int = 0
+    last: Granule | None = None
+
+
+class PrefixCache:
+    """Finds, keeps and drops shared granules.
+
+    Attributes:
+        granule_tokens: Tokens of a granule; 0 where a group has no blocks to share.
+        hit_tokens: Prompt tokens that were found so far.
+    """
+
+    def __init__(self, layouts: Sequence[BlockTableLayout], pools: Sequence[BlockPool]) -> None:
+        """Start empty."""
+        # a state or a ring is written on and on, so such a group shares nothing
+        shares = all(layout.kind == "attention" for layout in layouts)
+        sizes = [layout.tokens_per_block for layout in layouts]
+        self.granule_tokens = math.lcm(*sizes) if shares and sizes else 0
+        self.hit_tokens = 0
+        self._blocks_per_granule = [self.granule_tokens // size for size in sizes]
+        self._pools = tuple(pools)
+        self._granules: dict[PrefixKey, Granule] = {}
+        self._idle: OrderedDict[PrefixKey, Granule] = OrderedDict()
+
+    @property
+    def num_idle(self) -> int:
+        """Granules that no request holds."""
+        return len(self._idle)
+
+    def use_of(self, hash_ids: Sequence[int], prompt_len: int) -> PrefixUse:
+        """Return a request's keys, for as many whole granules as its hash ids name."""
+        size = self.granule_tokens
+        named = min(prompt_len, len(hash_ids) * HASH_TOKENS)
+        keys = [
+            (place, tuple(hash_ids[place * size // HASH_TOKENS : _ceil_hash((place + 1) * size)]))
+            for place in range(named // size if size else 0)
+        ]
+        return PrefixUse(keys)
+
+    def share(self, use: PrefixUse, max_tokens: int) -> list[list[int]]:
+        """Give a request that holds nothing the granules that are here.
+
+        Args:
+            use: The request's part in the cache.
+            max_tokens: Tokens that it may be spared.
+
+        Returns:
+            The blocks it holds now, group by group; a reference to each is taken.
+        """
+        found = self._find(use.keys[: max_tokens // self.granule_tokens]) if use.keys else []
+        for granule in found:
+            self._idle.pop(granule.key, None)
+            granule.num_users += 1
+        use.granules = found
+        use.num_offered = len(found)
+        use.last = found[-1] if found else None
+        self.hit_tokens += len(found) * self.granule_tokens
+        shared = [
+            [block for granule in found for block in granule.block_ids[group]]
+            for group in range(len(self._pools))
+        ]
+        for pool, ids in zip(self._pools, shared, strict=True):
+            pool.retain(ids)
+        return shared
+
+    def offer(self, use: PrefixUse, num_computed: int, block_ids: Sequence[Sequence[int]]) -> None:
+        """Keep the granules that a request has computed since it last offered some."""
+        if not use.keys:
+            return
+        computed = min(num_computed // self.granule_tokens, len(use.keys))
+        for place in range(use.num_offered, computed):
+            if place < len(use.keys):
+                self._keep(use, place, block_ids)
+        use.num_offered = max(use.num_offered, computed)
+
+    def leave(self, use: PrefixUse) -> None:
+        """Note that a request gave back its blocks."""
+        for granule in reversed(use.granules):
+            granule.num_users -= 1
+            if granule.num_users == 0:
+                self._idle[granule.key] = granule
+        use.granules = []
+        use.num_offered = 0
+        use.last = None
+
+    def evict(self, num_blocks: Sequence[int], *, last_step: int) -> None:
+        """Drop granules that no request holds, until so many blocks more come back, group by group.
+
+        Args:
+            num_blocks: Blocks wanted of each group.
+            last_step: The last step that may still read them.
+        """
+        wanted = max(
+            (
+                -(-count // per_granule)
+                for count, per_granule in zip(num_blocks, self._blocks_per_granule, strict=True)
+                if per_granule
+            ),
+            default=0,
+        )
+        for key in list(islice(self._idle, max(wanted, 0))):
+            granule = self._idle.pop(key)
+            del self._granules[key]
+            for pool, ids in zip(self._pools, granule.block_ids, strict=True):
+                pool.release(ids, last_step=last_step)
+
+    def held_blocks(self, group: int) -> list[int]:
+        """Return the blocks of a group that the cache holds a reference to."""
+        return [block for granule in self._granules.values() for block in granule.block_ids[group]]
+
+    def _find(self, keys: Sequence[PrefixKey]) -> list[Granule]:
+        found: list[Granule] = []
+        parent: Granule | None = None
+        for key in keys:
+            granule = self._granules.get(key)
+            if granule is None or granule.parent is not parent:
+                break
+            found.append(granule)
+            parent = granule
+        return found
+
+    def _keep(self, use: PrefixUse, place: int, block_ids: Sequence[Sequence[int]]) -> None:
+        key = use.keys[place]
+        granule = self._granules.get(key)
+        if granule is not None and granule.parent is not use.last:
+            # equal ids after different beginnings: what follows is not the same text
+            use.keys = use.keys[:place]
+            return
+        if granule is None:
+            blocks = tuple(
+                tuple(ids[place * count : (place + 1) * count])
+                for ids, count in zip(block_ids, self._blocks_per_granule, strict=True)
+            )
+            granule = Granule(key, use.last, blocks, num_users=1)
+            for pool, ids in zip(self._pools, blocks, strict=True):
+                pool.retain(ids)
+            self._granules[key] = granule
+            use.granules.append(granule)
+        # else somebody computed the same tokens first, and this copy stays private
+        use.last = granule
+
+
+def _ceil_hash(tokens: int) -> int:
+    return -(-tokens // HASH_TOKENS)
