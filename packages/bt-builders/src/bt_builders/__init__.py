@@ -1,3 +1,71 @@
 """Attention metadata for the DSA indexer, MLA and Mamba, cut to the block table's planned width."""
 
+from .agreement.backend import AttentionBackend, AttentionGroup
+from .agreement.composite import compose_builders
+from .agreement.create import CudagraphSupport, create_metadata_builders
+from .agreement.protocol import (
+    BuilderClass,
+    CudagraphLevel,
+    MetadataBuilder,
+    PlainBuilderClass,
+    WidthBuilderClass,
+)
+from .agreement.setup import AttentionSetup, init_attention, prepare_kernel_block_sizes
+from .batch.common import CommonAttentionMetadata
+from .batch.geometry import local_lengths
+from .dsa.builder import DSAIndexerMetadataBuilder
+from .dsa.metadata import DSADecodeMetadata, DSAIndexerMetadata, DSAPrefillChunk
+from .dsa.options import DSAOptions
+from .mamba.builder import MambaMetadataBuilder
+from .mamba.metadata import (
+    MambaChunks,
+    MambaDecodeMetadata,
+    MambaMetadata,
+    MambaPrefillMetadata,
+    MambaStates,
+    SettledStates,
+)
+from .mamba.options import MambaOptions
+from .mla.builder import MLAMetadataBuilder
+from .mla.metadata import MLAContextChunk, MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
+from .mla.options import MLAOptions
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionGroup",
+    "AttentionSetup",
+    "BuilderClass",
+    "CommonAttentionMetadata",
+    "CudagraphLevel",
+    "CudagraphSupport",
+    "DSADecodeMetadata",
+    "DSAIndexerMetadata",
+    "DSAIndexerMetadataBuilder",
+    "DSAOptions",
+    "DSAPrefillChunk",
+    "MLAContextChunk",
+    "MLADecodeMetadata",
+    "MLAMetadata",
+    "MLAMetadataBuilder",
+    "MLAOptions",
+    "MLAPrefillMetadata",
+    "MambaChunks",
+    "MambaDecodeMetadata",
+    "MambaMetadata",
+    "MambaMetadataBuilder",
+    "MambaOptions",
+    "MambaPrefillMetadata",
+    "MambaStates",
+    "MetadataBuilder",
+    "PlainBuilderClass",
+    "SettledStates",
+    "WidthBuilderClass",
+    "__version__",
+    "compose_builders",
+    "create_metadata_builders",
+    "init_attention",
+    "local_lengths",
+    "prepare_kernel_block_sizes",
+]

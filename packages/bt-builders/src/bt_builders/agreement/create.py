@@ -1,0 +1,142 @@
+"""Builders made from a layout: the width goes to those that ask, and to no other."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import NamedTuple, cast, get_args
+
+import torch
+
+from bt_width import BlockTableLayout, InvalidSpecError
+
+from ..batch.checks import indexed_device
+from .protocol import (
+    BuilderClass,
+    CudagraphLevel,
+    MetadataBuilder,
+    PlainBuilderClass,
+    WidthBuilderClass,
+)
+
+
+class CudagraphSupport(NamedTuple):
+    """The batches that all of several builders allow in a CUDA graph.
+
+    Attributes:
+        level: The least level of all.
+        limited_by: The name of the first builder with that level; empty without builders.
+    """
+
+    level: CudagraphLevel
+    limited_by: str
+
+
+_LEVELS: tuple[CudagraphLevel, ...] = get_args(CudagraphLevel)
+
+
+def create_metadata_builders(
+    layout: BlockTableLayout,
+    builder_classes: Sequence[BuilderClass],
+    device: torch.device | str,
+    *,
+    num_ubatches: int = 1,
+) -> tuple[tuple[MetadataBuilder, ...], ...]:
+    """Return ``builders[ubatch][builder_class]``; no two share anything that changes.
+
+    Args:
+        layout: The group's plan; every builder holds this object.
+        builder_classes: The classes, each with its flag.
+        device: Where builders allocate.
+        num_ubatches: Micro-batches that are built at once.
+
+    Raises:
+        InvalidSpecError: A class's flag and constructor disagree, a flag is no bool, or
+            there is no micro-batch.
+    """
+    if type(num_ubatches) is not int or num_ubatches < 1:
+        raise InvalidSpecError(
+            f"num_ubatches must be a positive int, not {num_ubatches!r}", num_ubatches=num_ubatches
+        )
+    for builder_class in builder_classes:
+        _check_class(builder_class)
+    where = indexed_device(device)
+    return tuple(
+        tuple(_create(layout, builder_class, where) for builder_class in builder_classes)
+        for _ in range(num_ubatches)
+    )
+
+
+def _create(
+    layout: BlockTableLayout, builder_class: BuilderClass, device: torch.device
+) -> MetadataBuilder:
+    if requires_width(builder_class):
+        asking = cast(WidthBuilderClass, builder_class)
+        return asking(layout, device, block_table_width=layout.width)
+    return cast(PlainBuilderClass, builder_class)(layout, device)
+
+
+def requires_width(builder_class: BuilderClass) -> bool:
+    """Return a class's flag; a class without one does not ask.
+
+    Raises:
+        InvalidSpecError: The flag is no bool.
+    """
+    flag: object = getattr(builder_class, "requires_block_table_width", False)
+    if not isinstance(flag, bool):
+        raise InvalidSpecError(
+            f"{name_of(builder_class)}.requires_block_table_width must be True or False, "
+            f"not {flag!r}; annotate it ClassVar[Literal[True]] or ClassVar[Literal[False]]",
+            value=flag,
+        )
+    return flag
+
+
+def least_cudagraph_support(builder_classes: Sequence[BuilderClass]) -> CudagraphSupport:
+    """Return what all of ``builder_classes`` allow, and which of them limits it.
+
+    Raises:
+        InvalidSpecError: A class says nothing of it, or another word.
+    """
+    least = CudagraphSupport("always", "")
+    for builder_class in builder_classes:
+        level: object = getattr(builder_class, "cudagraph_support", None)
+        if level not in _LEVELS:
+            raise InvalidSpecError(
+                f"{name_of(builder_class)}.cudagraph_support must be one of {list(_LEVELS)}, "
+                f"not {level!r}",
+                value=level,
+            )
+        if not least.limited_by or _LEVELS.index(level) > _LEVELS.index(least.level):
+            least = CudagraphSupport(level, name_of(builder_class))
+    return least
+
+
+def name_of(builder_class: BuilderClass) -> str:
+    """Return the name of a builder's class for messages."""
+    return str(getattr(builder_class, "__name__", builder_class))
+
+
+def _check_class(builder_class: BuilderClass) -> None:
+    """Refuse a class whose constructor does not fit its flag, before anything is built."""
+    flag = requires_width(builder_class)
+    try:
+        signature = inspect.signature(cast(WidthBuilderClass, builder_class))
+    except (TypeError, ValueError):
+        raise InvalidSpecError(
+            f"{name_of(builder_class)} is no class with a readable constructor",
+            value=builder_class,
+        ) from None
+    arguments: tuple[object, object] = (None, None)
+    keywords = {"block_table_width": None} if flag else {}
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        wanted = "(layout, device, *, block_table_width)" if flag else "(layout, device)"
+        raise InvalidSpecError(
+            f"{name_of(builder_class)} has requires_block_table_width {flag}, so that it is "
+            f"called as {wanted}, but its constructor is {signature}: {error}; "
+            "change the flag or the constructor",
+            builder_class=builder_class,
+            flag=flag,
+        ) from None

@@ -1,0 +1,149 @@
+"""From groups to builders, in the only order there is: agree, plan, then build."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from bt_width import (
+    AttentionSpec,
+    BlockTableLayout,
+    CacheSpec,
+    InvalidSpecError,
+    LayerSpec,
+    MambaSpec,
+    NoCommonBlockSizeError,
+    RingSpec,
+    ServingLimits,
+    UniformSpec,
+    select_kernel_block_size,
+)
+
+from .backend import AttentionGroup
+from .create import CudagraphSupport, create_metadata_builders, least_cudagraph_support
+from .protocol import MetadataBuilder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSetup:
+    """What all groups agreed on, one entry a group, and the builders made from it.
+
+    Attributes:
+        layouts: The plans; tables are made from these objects.
+        kernel_block_sizes: Tokens of a column.
+        builders: ``builders[group][ubatch][backend]``; each holds its group's layout.
+        cudagraph_support: What all builders allow, and which of them limits it.
+    """
+
+    layouts: tuple[BlockTableLayout, ...]
+    kernel_block_sizes: tuple[int, ...]
+    builders: tuple[tuple[tuple[MetadataBuilder, ...], ...], ...]
+    cudagraph_support: CudagraphSupport
+
+
+def prepare_kernel_block_sizes(groups: Sequence[AttentionGroup]) -> tuple[int, ...]:
+    """Return one kernel block size per cache group, which all its backends read.
+
+    A recurrent or ring group is never split: its block is one column, whatever its
+    backends read elsewhere.
+
+    Raises:
+        NoCommonBlockSizeError: A group's backends read no common divisor of its block.
+        InvalidSpecError: A backend lists no size.
+    """
+    return tuple(_kernel_block_size(group) for group in groups)
+
+
+def _kernel_block_size(group: AttentionGroup) -> int:
+    layer = _layers_of(group.spec)[0]
+    if isinstance(layer, MambaSpec | RingSpec):
+        return layer.block_size
+    supported = {backend.name: backend.supported_kernel_block_sizes for backend in group.backends}
+    try:
+        return select_kernel_block_size(layer.block_size, supported)
+    except NoCommonBlockSizeError as error:
+        raise NoCommonBlockSizeError(
+            f"group {group.name!r}: {error}", **error.facts, group=group.name
+        ) from None
+
+
+def init_attention(
+    groups: Sequence[AttentionGroup],
+    limits: ServingLimits,
+    device: torch.device | str,
+    *,
+    num_ubatches: int = 1,
+) -> AttentionSetup:
+    """Agree on kernel blocks and alignment, plan every layout, then make every builder.
+
+    Raises:
+        NoCommonBlockSizeError: A group's backends read no common kernel block.
+        InvalidSpecError: A group's span, spec and limits do not go together, or a
+            builder's flag and constructor disagree.
+    """
+    kernel_block_sizes = prepare_kernel_block_sizes(groups)
+    layouts = tuple(
+        BlockTableLayout.plan(aligned_spec(group), limits, size)
+        for group, size in zip(groups, kernel_block_sizes, strict=True)
+    )
+    classes = [[backend.builder_class for backend in group.backends] for group in groups]
+    support = least_cudagraph_support([each for of_group in classes for each in of_group])
+    builders = tuple(
+        create_metadata_builders(layout, of_group, device, num_ubatches=num_ubatches)
+        for layout, of_group in zip(layouts, classes, strict=True)
+    )
+    return AttentionSetup(
+        layouts=layouts,
+        kernel_block_sizes=kernel_block_sizes,
+        builders=builders,
+        cudagraph_support=support,
+    )
+
+
+def aligned_spec(group: AttentionGroup) -> CacheSpec:
+    """Return the group's spec, aligned to what it and all its backends need.
+
+    Raises:
+        InvalidSpecError: A backend needs a span in a recurrent or ring group, whose rows
+            span no tokens.
+    """
+    spans = [
+        backend.span * (_tokens_per_state(group.spec) if backend.span_unit == "states" else 1)
+        for backend in group.backends
+        if backend.span is not None
+    ]
+    if not spans:
+        return group.spec
+    if isinstance(group.spec, UniformSpec):
+        return UniformSpec(
+            members={name: _align(group.name, member, spans) for name, member in group.spec.members}
+        )
+    return _align(group.name, group.spec, spans)
+
+
+def _align(group: str, spec: LayerSpec, spans: list[int]) -> LayerSpec:
+    if isinstance(spec, MambaSpec | RingSpec):
+        raise InvalidSpecError(
+            f"group {group!r}: a backend needs rows that span a multiple of {math.lcm(*spans)} "
+            f"tokens, but a {type(spec).__name__}'s rows span none",
+            group=group,
+            spans=spans,
+        )
+    return replace(spec, token_alignment=math.lcm(spec.token_alignment or 1, *spans))
+
+
+def _tokens_per_state(spec: CacheSpec) -> int:
+    """Return the tokens after which every layer of the group has completed a state."""
+    sizes = [
+        layer.tokens_per_state for layer in _layers_of(spec) if isinstance(layer, AttentionSpec)
+    ]
+    return math.lcm(*sizes)
+
+
+def _layers_of(spec: CacheSpec) -> tuple[LayerSpec, ...]:
+    if isinstance(spec, UniformSpec):
+        return tuple(layer for _, layer in spec.members)
+    return (spec,)

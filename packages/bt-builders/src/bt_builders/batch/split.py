@@ -1,0 +1,87 @@
+"""Where a batch's decodes end and its prefills begin; host numbers only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .common import CommonAttentionMetadata
+
+
+class BatchSplit(NamedTuple):
+    """The two parts of a batch: requests that decode, then requests that prefill.
+
+    Attributes:
+        num_decodes: Leading rows that decode; padding rows after them count where
+            nothing prefills.
+        num_decode_tokens: Tokens of those rows; padding tokens count likewise.
+        decode_query_len: The most tokens of one decoding row.
+        is_uniform: Whether every decoding row has ``decode_query_len`` tokens, a padding
+            row as many padding tokens.
+        num_prefills: Rows that prefill; padding rows are none.
+        num_prefill_tokens: Tokens of those rows, without padding.
+    """
+
+    num_decodes: int
+    num_decode_tokens: int
+    decode_query_len: int
+    is_uniform: bool
+    num_prefills: int
+    num_prefill_tokens: int
+
+
+def split_batch(
+    common: CommonAttentionMetadata, max_query_len: int, *, uniform: bool = False
+) -> BatchSplit:
+    """Split at the first request with more than ``max_query_len`` tokens.
+
+    Args:
+        common: The batch; decodes first is what makes the first part long.
+        max_query_len: The most tokens of a row that decodes.
+        uniform: Whether decodes must all have as many tokens as the first one.
+    """
+    query_lens = query_lens_of(common)
+    decodes = query_lens <= max_query_len
+    if uniform and common.num_reqs:
+        # a padding row has no tokens of its own and takes as many as the others
+        decodes &= (query_lens == query_lens[0]) | (query_lens == 0)
+    return split_at(common, query_lens, decodes)
+
+
+def query_lens_of(common: CommonAttentionMetadata) -> NDArray[np.int32]:
+    """Return the tokens of each row in this step."""
+    starts: NDArray[np.int32] = common.query_start_loc_host.numpy()
+    return starts[1:] - starts[:-1]
+
+
+def split_at(
+    common: CommonAttentionMetadata, query_lens: NDArray[np.int32], decodes: NDArray[np.bool_]
+) -> BatchSplit:
+    """Split before the first row that is not among ``decodes``."""
+    if decodes.all():
+        is_uniform = _fills_every_row(common, query_lens)
+        return BatchSplit(
+            common.num_reqs, common.num_tokens, common.max_query_len, is_uniform, 0, 0
+        )
+    num_decodes = int(decodes.argmin())
+    num_decode_tokens = int(common.query_start_loc_host[num_decodes])
+    num_real_tokens = int(common.query_start_loc_host[-1])
+    longest = int(query_lens[:num_decodes].max(initial=0))
+    return BatchSplit(
+        num_decodes,
+        num_decode_tokens,
+        longest,
+        num_decodes * longest == num_decode_tokens,
+        int(query_lens[num_decodes:].nonzero()[0][-1]) + 1,
+        num_real_tokens - num_decode_tokens,
+    )
+
+
+def _fills_every_row(common: CommonAttentionMetadata, query_lens: NDArray[np.int32]) -> bool:
+    """Say whether N rows of ``max_query_len`` are the batch, up to padding rows at its end."""
+    if common.num_reqs * common.max_query_len != common.num_tokens:
+        return False
+    num_filled = np.count_nonzero(query_lens)
+    return bool((query_lens[:num_filled] == common.max_query_len).all())

@@ -1,0 +1,1 @@
+"""Metadata of the DSA lightning indexer."""

@@ -1,0 +1,1 @@
+"""Metadata of multi-head latent attention."""

@@ -1,0 +1,185 @@
+"""MLA's metadata: decodes through the table, prefills over contexts gathered in pieces."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self, cast
+
+import torch
+
+from bt_width import BlockTableLayout, InvalidEditError, InvalidSpecError
+
+from ..batch.common import CommonAttentionMetadata
+from ..batch.geometry import RowGeometry
+from ..batch.guard import BatchGuard
+from ..batch.split import BatchSplit, split_batch
+from ..drafts import DraftSteps
+from ..operations import DraftRows, TokenLens, operations_for
+from .context import ContextPart
+from .metadata import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
+from .options import MLAOptions
+
+
+class MLAMetadataBuilder:
+    """Builds MLA's metadata; decodes read the group's own table, nothing is copied.
+
+    Attributes:
+        options: What the backend's kernels take; see ``configured``.
+    """
+
+    requires_block_table_width: ClassVar[Literal[False]] = False
+    cudagraph_support: ClassVar[Literal["uniform"]] = "uniform"
+    options: ClassVar[MLAOptions] = MLAOptions()
+
+    def __init__(self, layout: BlockTableLayout, device: torch.device | str) -> None:
+        """Allocate for the largest step that ``layout`` allows.
+
+        Raises:
+            InvalidSpecError: The group has no token's slot, or the workspace is too small.
+        """
+        if layout.slot_mode != "block":
+            raise InvalidSpecError(
+                f"MLA needs every token's latent; a {layout.kind} group keeps none for long",
+                layout=layout,
+            )
+        self.layout = layout
+        self._guard = BatchGuard(layout, device)
+        self._device = device = self._guard.device
+        self._operations = operations = operations_for(device)
+        self._geometry = geometry = RowGeometry.of(layout)
+        limits = layout.limits
+        self._max_decode_len = self.options.max_decode_query_len or (
+            1 + limits.num_speculative_tokens
+        )
+        max_tokens = min(limits.max_num_batched_tokens, limits.max_num_reqs * self._max_decode_len)
+        vector = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
+        self._lens = TokenLens(vector[0], vector[1])
+        self._context = ContextPart(layout, geometry, device, self.options.workspace_tokens)
+        self._drafts = DraftSteps(layout, geometry, device, operations)
+        self._draft_starts = torch.arange(limits.max_num_reqs + 1, dtype=torch.int32, device=device)
+
+    @classmethod
+    def configured(cls, options: MLAOptions) -> type[Self]:
+        """Return this builder's class with other ``options``."""
+        return cast(type[Self], type(cls.__name__, (cls,), {"options": options}))
+
+    def build(self, common: CommonAttentionMetadata) -> MLAMetadata:
+        """Return the metadata of one step; valid until the next one is built.
+
+        Raises:
+            WidthMismatchError: A tensor of ``common`` is not as planned; nothing changed.
+            InvalidEditError: The batch is larger than planned; nothing changed.
+        """
+        self._guard.check(common)
+        split = split_batch(common, self._max_decode_len, uniform=self.options.uniform_decodes)
+        return MLAMetadata(
+            kernel_block_size=self.layout.kernel_block_size,
+            slot_mapping=common.slot_mapping,
+            num_decodes=split.num_decodes,
+            num_prefills=split.num_prefills,
+            decode=self._build_decode(common, split),
+            prefill=self._build_prefill(common, split),
+        )
+
+    def _build_decode(
+        self, common: CommonAttentionMetadata, split: BatchSplit
+    ) -> MLADecodeMetadata:
+        num_reqs, num_tokens = split.num_decodes, split.num_decode_tokens
+        starts = common.query_start_loc[: num_reqs + 1]
+        lens = self._leading_lens(num_tokens)
+        self._operations.token_lens(self._geometry, starts, common.seq_lens[:num_reqs], lens)
+        return MLADecodeMetadata(
+            num_tokens=num_tokens,
+            max_query_len=split.decode_query_len,
+            is_uniform=split.is_uniform,
+            query_start_loc=starts,
+            block_table=common.block_table[:num_reqs],
+            seq_lens=common.local_seq_lens[:num_reqs],
+            token_seq_lens=lens.local_lens,
+            max_seq_len=self._geometry.max_local_states(common.max_seq_len),
+        )
+
+    def _leading_lens(self, num_tokens: int) -> TokenLens:
+        limit = self._lens.seq_lens.numel()
+        if num_tokens > limit:
+            raise InvalidEditError(
+                f"{num_tokens} decode tokens are more than the {limit} planned for",
+                num_tokens=num_tokens,
+                limit=limit,
+            )
+        return TokenLens(*(buffer[:num_tokens] for buffer in self._lens))
+
+    def _build_prefill(
+        self, common: CommonAttentionMetadata, split: BatchSplit
+    ) -> MLAPrefillMetadata:
+        first, num_reqs = split.num_decodes, split.num_prefills
+        if not num_reqs:
+            return self._no_prefill(common.block_table)
+        reqs = slice(first, first + num_reqs)
+        starts = common.query_start_loc_host.numpy()[first : first + num_reqs + 1]
+        query_lens = starts[1:] - starts[:-1]
+        bounds = common.seq_lens_upper_bound_host.numpy()[reqs] - query_lens
+        context_lens = common.num_computed_tokens[reqs]
+        return MLAPrefillMetadata(
+            first_req=first,
+            num_reqs=num_reqs,
+            first_token=split.num_decode_tokens,
+            num_tokens=split.num_prefill_tokens,
+            max_query_len=int(query_lens.max(initial=0)),
+            query_start_loc=common.query_start_loc[first : first + num_reqs + 1]
+            - split.num_decode_tokens,
+            block_table=common.block_table[reqs],
+            context_lens=context_lens,
+            context_chunks=self._context.build(bounds.tolist(), context_lens),
+        )
+
+    def start_drafts(self, block_table: torch.Tensor, seq_lens: torch.Tensor) -> MLAMetadata:
+        """Return one-token-a-request metadata of each request's last token.
+
+        Args:
+            block_table: [N, W] int32; the group's table of this batch.
+            seq_lens: [N] int32; the tokens that stay, 0 for a padding row.
+
+        Raises:
+            WidthMismatchError: A tensor is not as planned.
+        """
+        return self._draft_metadata(block_table, self._drafts.start(block_table, seq_lens))
+
+    def advance_drafts(self, block_table: torch.Tensor) -> MLAMetadata:
+        """Move the draft steps on by one token, in place; a graph may capture it."""
+        return self._draft_metadata(block_table, self._drafts.advance(block_table))
+
+    def _draft_metadata(self, block_table: torch.Tensor, rows: DraftRows) -> MLAMetadata:
+        num_reqs = rows.seq_lens.numel()
+        starts = self._draft_starts[: num_reqs + 1]
+        return MLAMetadata(
+            kernel_block_size=self.layout.kernel_block_size,
+            slot_mapping=rows.slot_mapping,
+            num_decodes=num_reqs,
+            num_prefills=0,
+            decode=MLADecodeMetadata(
+                num_tokens=num_reqs,
+                max_query_len=1,
+                is_uniform=True,
+                query_start_loc=starts,
+                block_table=block_table,
+                seq_lens=rows.local_lens,
+                token_seq_lens=rows.local_lens,
+                max_seq_len=self._geometry.max_local_states(self._geometry.max_len),
+            ),
+            prefill=self._no_prefill(block_table),
+        )
+
+    def _no_prefill(self, block_table: torch.Tensor) -> MLAPrefillMetadata:
+        """Return the prefilling part of a batch that only decodes."""
+        num_reqs = block_table.shape[0]
+        return MLAPrefillMetadata(
+            first_req=num_reqs,
+            num_reqs=0,
+            first_token=0,
+            num_tokens=0,
+            max_query_len=0,
+            query_start_loc=self._draft_starts[:1],
+            block_table=block_table[num_reqs:],
+            context_lens=self._draft_starts[:0],
+            context_chunks=(),
+        )
