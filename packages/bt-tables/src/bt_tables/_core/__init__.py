@@ -1,0 +1,1 @@
+"""What both tables are made of; nothing in here is public."""

@@ -1,0 +1,262 @@
+"""Rows by request index that live on the device; edits are staged and expanded there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from bt_width import BlockTableLayout
+
+from ._core.arrays import INT32, HostArray, IntArray, flatten_ids, host_array
+from ._core.batch import BatchMirror
+from ._core.engine import NO_RECORDS, Entries
+from ._core.executor import Executor
+from ._core.staging import StagedEdits
+from ._core.tables import BlockTables
+from ._core.tokens import NO_TOKENS, Tokens
+from .step import StepBatch, StepTables
+
+_NO_REQUESTS = np.empty(0, np.int32)
+
+
+class StagedBlockTables(BlockTables):
+    """Block tables whose rows belong to requests, whatever their place in the batch.
+
+    Edits are checked and staged on the host, where nothing of them is visible. The next
+    call that launches carries out all that is staged, whichever it is: ``step`` in a
+    serving loop; ``apply_staged_writes``, ``gather_block_tables`` and
+    ``compute_slot_mappings`` are parts of it. What such a call returns is read-only and
+    stays true until the next one: a batch row that holds its request's whole row is
+    extended in place.
+
+    A call that raises has staged nothing, for any group.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[BlockTableLayout],
+        *,
+        device: str | torch.device | Executor,
+        num_blocks: Sequence[int] | None = None,
+        max_steps_in_flight: int = 2,
+    ) -> None:
+        """Allocate empty tables.
+
+        Args:
+            layouts: One plan a group, all of the same limits.
+            device: Where the tables lie.
+            num_blocks: The pool of each group, block 0 included; without it only ids
+                whose kernel-block ids leave int32 are refused.
+            max_steps_in_flight: Steps whose packets may wait to be read by the device.
+
+        Raises:
+            InvalidSpecError: An argument is no such number, or the layouts are planned
+                for different limits.
+        """
+        super().__init__(
+            layouts,
+            device,
+            num_blocks=num_blocks,
+            max_steps_in_flight=max_steps_in_flight,
+            rows_are_batch=False,
+        )
+        self._edits = StagedEdits(self._records, self._engine.ring)
+        self._mirror = BatchMirror(self._records)
+
+    def append_block_ids(
+        self, row: int, block_ids: Sequence[Sequence[int]], *, overwrite: bool = False
+    ) -> None:
+        """Give a row more blocks.
+
+        Args:
+            row: The request's row.
+            block_ids: One sequence of block ids a group.
+            overwrite: Replace what the row holds.
+
+        Raises:
+            InvalidEditError: The row or an id is bad, or a group has no sequence.
+            RowOverflowError: The row would hold more than it can.
+        """
+        counts, ids = flatten_ids(block_ids, self._records.num_groups)
+        self._records.check_row(row)
+        self._records.check_ids(ids, counts)
+        self._edits.stage(
+            np.array([row], np.int32),
+            counts.astype(np.int32)[None],
+            ids.astype(np.int32),
+            overwrite=overwrite,
+        )
+
+    def stage(
+        self, rows: HostArray, counts: HostArray, ids: HostArray, *, overwrite: bool = False
+    ) -> None:
+        """Give many rows more blocks; a row may repeat, and edits apply in order.
+
+        Args:
+            rows: [M] int32 on the host.
+            counts: Ids of each row and group, [M, G] int32 on the host.
+            ids: Flat int32 on the host: row by row, within a row group by group.
+            overwrite: Replace what the rows hold.
+
+        Raises:
+            InvalidEditError: A row or an id is bad, or a count is negative.
+            RowOverflowError: A row would hold more than it can.
+            WidthMismatchError: A dtype or shape is wrong, or an array is not on the host.
+        """
+        self._edits.stage(
+            host_array("rows", rows, INT32, 1),
+            host_array("counts", counts, INT32, 2),
+            host_array("ids", ids, INT32, 1),
+            overwrite=overwrite,
+        )
+
+    def clear_row(self, row: int) -> None:
+        """Take all blocks from a row.
+
+        Raises:
+            InvalidEditError: There is no such row.
+        """
+        self.append_block_ids(row, ((),) * self._records.num_groups, overwrite=True)
+
+    def null_prefix(self, row: int, group: int, num_blocks: int) -> None:
+        """Null a row's first blocks until it is replaced or cleared.
+
+        Args:
+            row: The request's row.
+            group: The cache group.
+            num_blocks: Blocks from the start of the row, in total: never fewer than an
+                earlier call said.
+
+        Raises:
+            InvalidEditError: The row, the group or the count is none.
+            RowOverflowError: The row has fewer blocks.
+        """
+        self._edits.null_prefix(row, group, num_blocks)
+
+    def apply_staged_writes(self) -> None:
+        """Carry out what is staged, in rows and in the batch rows that mirror them."""
+        self._run(None, _NO_REQUESTS, None)
+
+    def gather_block_tables(
+        self, idx_mapping: HostArray, num_reqs_padded: int
+    ) -> tuple[torch.Tensor, ...]:
+        """Return one [num_reqs_padded, W] table a group, in batch order.
+
+        Args:
+            idx_mapping: Row of each request, [N] int32 on the host; -1 is padding.
+            num_reqs_padded: Rows to return; those from N on are null.
+
+        Raises:
+            InvalidEditError: A row or the padded count is bad.
+            WidthMismatchError: ``idx_mapping`` is no int32 vector on the host.
+        """
+        requests = host_array("idx_mapping", idx_mapping, INT32, 1)
+        self._check_num_reqs(len(requests), num_reqs_padded)
+        self._run(self._move(requests), requests, None)
+        return self._engine.storage.block_tables(num_reqs_padded)
+
+    def compute_slot_mappings(
+        self,
+        idx_mapping: HostArray,
+        query_start_loc: HostArray,
+        positions: HostArray,
+        num_tokens_padded: int,
+    ) -> torch.Tensor:
+        """Return the cache slot of every token in every group, [G, num_tokens_padded] int64.
+
+        Args:
+            idx_mapping: Row of each request, [N] int32 on the host; -1 is padding.
+            query_start_loc: [N + 1] int32; the real tokens end at the last element.
+            positions: Place of each token in its request, int64.
+            num_tokens_padded: Slots to return; those past the real tokens are ``PAD_SLOT``.
+
+        Raises:
+            InvalidEditError: A row or the padded count is bad, or positions are missing.
+            WidthMismatchError: A tensor's dtype, shape, stride or device is wrong.
+        """
+        requests = host_array("idx_mapping", idx_mapping, INT32, 1)
+        tokens = self._read_tokens(query_start_loc, positions, len(requests), num_tokens_padded)
+        self._records.check_requests(requests)
+        self._run(None, requests, tokens)
+        return self._engine.storage.slot_mappings(num_tokens_padded)
+
+    def step(self, batch: StepBatch) -> StepTables:
+        """Apply, gather and map in one copy and one launch.
+
+        Raises:
+            InvalidEditError: A row or a padded count is bad, or positions are missing.
+            WidthMismatchError: A tensor's dtype, shape, stride or device is wrong.
+        """
+        idx_mapping, starts, positions, num_reqs, num_tokens = batch
+        requests = host_array("idx_mapping", idx_mapping, INT32, 1)
+        self._check_num_reqs(len(requests), num_reqs)
+        tokens = self._read_tokens(starts, positions, len(requests), num_tokens)
+        self._run(self._move(requests), requests, tokens)
+        storage = self._engine.storage
+        return StepTables(storage.block_tables(num_reqs), storage.slot_mappings(num_tokens))
+
+    def dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
+        """Return the tables of a batch of padding: the persistent views, all null.
+
+        No row changes but those that are staged.
+
+        Raises:
+            InvalidEditError: ``num_reqs`` is no count or above the limit.
+        """
+        return self.gather_block_tables(_NO_REQUESTS, num_reqs)
+
+    def dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
+        """Return the slots of a batch of padding: the persistent view, all ``PAD_SLOT``.
+
+        Raises:
+            InvalidEditError: ``num_tokens`` is no count or above the limit.
+        """
+        return self.compute_slot_mappings(
+            _NO_REQUESTS, NO_TOKENS.starts, NO_TOKENS.positions, num_tokens
+        )
+
+    def invalidate(self) -> None:
+        """Write every batch row and slot anew at the next launch, whatever it holds.
+
+        For when somebody else wrote to what a call returned, or a launch failed.
+        """
+        self._mirror.forget()
+        self._engine.forget_slots()
+
+    def rebind(self) -> None:
+        """Make the tables whole after their memory was released and mapped again.
+
+        The layout facts and the columns that hold no block are written anew, and batch
+        rows and slots at the next launch. A row's ids are what the memory kept of them:
+        where that is nothing, replace or clear the row.
+        """
+        self._engine.restore()
+        self.invalidate()
+
+    def _move(self, requests: IntArray) -> IntArray | None:
+        return self._mirror.moves(requests) if self.layouts else None
+
+    def _run(self, copies: IntArray | None, requests: IntArray, tokens: Tokens | None) -> None:
+        """Launch what is staged, ``copies`` of rows, and the mapping of ``tokens``."""
+        if not self.layouts:
+            return
+        records, staged = self._records, self._edits
+        rows = staged.rows
+        edits = records.ints.take(rows, axis=0) if staged.num_edits else NO_RECORDS
+        if copies is None:
+            entries = Entries(edits, NO_RECORDS, staged.longest)
+        else:
+            entries = Entries(edits, copies, records.longest_row)
+        try:
+            self._engine.run(entries, requests, tokens)
+        except BaseException:
+            self._engine.await_packet()
+            self.invalidate()
+            raise
+        if staged.num_edits:
+            records.settle(rows, edits)
+            staged.clear()
+        if copies is not None:
+            self._mirror.settle(requests, copies)
