@@ -57,7 +57,7 @@ class MixtureOfExperts:
         affinity = F.linear(widened(hidden), widened(self._router)).sigmoid()
         wanted = affinity + self._correction
         if config.num_groups > 1:
-            grouped = wanted.unflatten(1, (config.num_groups, -1))
+            grouped = wanted.view(len(wanted), config.num_groups, -1)
             best_two = grouped.topk(2, dim=-1).values.sum(dim=-1)
             best_groups = best_two.topk(config.top_groups, dim=-1).indices
             allowed = torch.zeros_like(best_two).scatter(1, best_groups, 1.0) > 0

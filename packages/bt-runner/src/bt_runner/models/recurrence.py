@@ -1,4 +1,7 @@
-"""Mamba2's recurrence: a causal convolution and a decaying state; it knows no cache."""
+"""Mamba2's recurrence: a causal convolution and a decaying state; it knows no cache.
+
+T tokens of N requests in a line, or B lines of L tokens; H heads of P channels with N numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,49 +15,77 @@ from torch import Tensor
 class Inputs(NamedTuple):
     """What drives the state, token by token.
 
+    A token with a step of 0 leaves the state as it is: that is how lines are padded.
+
     Attributes:
-        values: ``[B, T, H, P]``.
-        steps: ``[B, T, H]``, how much of a value enters and how fast the state decays.
+        values: ``[B, L, H, P]``.
+        steps: ``[B, L, H]``, how much of a value enters and how fast the state decays.
+        keys: ``[B, L, H, N]``, where a value is stored.
+        queries: ``[B, L, H, N]``, what is read.
         decay: ``[H]``, negative.
-        keys: ``[B, T, H, N]``, where a value is stored.
-        queries: ``[B, T, H, N]``, what is read.
     """
 
     values: Tensor
     steps: Tensor
-    decay: Tensor
     keys: Tensor
     queries: Tensor
+    decay: Tensor
 
 
 class Outputs(NamedTuple):
-    """What came of a run of tokens.
+    """What came of lines of tokens.
 
     Attributes:
-        read: ``[B, T, H, P]``.
-        states: ``[B, S, H, P, N]``: after every token, or after the last one alone.
+        read: ``[B, L, H, P]``.
+        states: ``[B, L, H, P, N]``, after every token; of a scan ``[B, H, P, N]``, after
+            every line.
     """
 
     read: Tensor
     states: Tensor
 
 
-def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve each channel with its own taps, then apply silu.
+class Convolved(NamedTuple):
+    """What came of the convolution.
+
+    Attributes:
+        outputs: ``[T, C]``.
+        line: ``[T + N (K - 1), C]``: before each request's tokens the inputs it came with.
+        places: ``[T]``, where in the line each token stands.
+    """
+
+    outputs: Tensor
+    line: Tensor
+    places: Tensor
+
+
+def convolve(
+    inputs: Tensor, before: Tensor, owners: Tensor, weight: Tensor, bias: Tensor | None
+) -> Convolved:
+    """Convolve each channel with its own taps along each request, then apply silu.
 
     Args:
-        inputs: ``[B, K - 1 + T, C]``: the inputs before the first token, then the tokens'.
+        inputs: ``[T, C]``, request by request.
+        before: ``[N, K - 1, C]``, the last inputs of each request's earlier tokens.
+        owners: ``[T]``, each token's request.
         weight: ``[C, 1, K]``.
         bias: ``[C]`` or None.
-
-    Returns:
-        ``[B, T, C]``.
     """
-    return F.silu(F.conv1d(inputs.mT, weight, bias, groups=weight.shape[0])).mT
+    num_reqs, num_before, channels = before.shape
+    tokens = torch.arange(len(inputs), device=inputs.device)
+    places = tokens + (owners + 1) * num_before
+    counts = torch.zeros(num_reqs, dtype=torch.int64, device=inputs.device)
+    counts = counts.scatter_add_(0, owners, torch.ones_like(owners))
+    starts = counts.cumsum(0) - counts + torch.arange(num_reqs, device=inputs.device) * num_before
+    line = inputs.new_zeros(len(inputs) + num_reqs * num_before, channels)
+    line[places] = inputs
+    line[starts[:, None] + torch.arange(num_before, device=inputs.device)] = before
+    taps = F.conv1d(line.T[None], weight, bias, groups=channels)[0].T
+    return Convolved(F.silu(taps[places - num_before]), line, places)
 
 
 def recur(inputs: Inputs, state: Tensor) -> Outputs:
-    """Run token by token from ``state`` [B, H, P, N], keeping every state."""
+    """Run token by token from ``state`` [B, H, P, N], and keep every state."""
     states, reads = [], []
     for token in range(inputs.values.shape[1]):
         step = inputs.steps[:, token]
@@ -66,22 +97,37 @@ def recur(inputs: Inputs, state: Tensor) -> Outputs:
     return Outputs(torch.stack(reads, dim=1), torch.stack(states, dim=1))
 
 
-def recur_in_chunk(inputs: Inputs, state: Tensor) -> Outputs:
-    """Run all tokens at once from ``state`` [B, H, P, N], as one product of matrices.
+def scan(inputs: Inputs, starts: Tensor, is_first: Tensor) -> Outputs:
+    """Run lines that may follow on each other, all tokens of a line at once.
 
-    Its cost grows with the square of the tokens: it is meant for chunks.
+    Args:
+        inputs: The lines.
+        starts: ``[B, H, P, N]``, the state that each line's request began with.
+        is_first: ``[B]`` bool, whether a line is its request's first; any other goes on
+            from the line before it.
     """
     decays = (inputs.steps * inputs.decay).cumsum(dim=1)
+    stored = inputs.steps[..., None] * inputs.values
+    kept = torch.exp(decays[:, -1])[..., None, None]
+    to_end = torch.exp(decays[:, -1:] - decays)
+    gained = torch.einsum("blhp,blhn->bhpn", stored * to_end[..., None], inputs.keys)
+    state = torch.zeros_like(starts[0])
+    before, after = [], []
+    for line in range(len(starts)):
+        state = torch.where(is_first[line], starts[line], state)
+        before.append(state)
+        state = kept[line] * state + gained[line]
+        after.append(state)
+    read = _read_within(inputs, decays, stored)
+    from_state = torch.einsum("blhn,bhpn->blhp", inputs.queries, torch.stack(before))
+    return Outputs(read + torch.exp(decays)[..., None] * from_state, torch.stack(after))
+
+
+def _read_within(inputs: Inputs, decays: Tensor, stored: Tensor) -> Tensor:
+    """Return what each token reads of those before it in its own line."""
     spans = decays[:, :, None, :] - decays[:, None, :, :]
     num_tokens = decays.shape[1]
     past = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=spans.device).tril()
     kept = torch.exp(spans.masked_fill(~past[None, :, :, None], -torch.inf))
-    stored = inputs.steps[..., None] * inputs.values
-    matches = torch.einsum("bthn,bshn->btsh", inputs.queries, inputs.keys)
-    read = torch.einsum("btsh,bshp->bthp", matches * kept, stored)
-    from_state = torch.einsum("bthn,bhpn->bthp", inputs.queries, state)
-    read = read + torch.exp(decays)[..., None] * from_state
-    to_end = torch.exp(decays[:, -1:] - decays)
-    gained = torch.einsum("bthp,bthn->bhpn", stored * to_end[..., None], inputs.keys)
-    last = torch.exp(decays[:, -1])[..., None, None] * state + gained
-    return Outputs(read, last[:, None])
+    matches = torch.einsum("blhn,bshn->blsh", inputs.queries, inputs.keys)
+    return torch.einsum("blsh,bshp->blhp", matches * kept, stored)

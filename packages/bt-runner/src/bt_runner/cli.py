@@ -1,0 +1,74 @@
+"""The command line: what can be asked for, and how errors and Ctrl-C end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bt_runner.errors import RunnerError
+from bt_width import BlockTableError
+
+OK, MISMATCH, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+DTYPES = ("float64", "float32", "bfloat16")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse ``argv``, run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return _run_demo(args)
+    except (RunnerError, BlockTableError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bt-runner", description="A minimal decode loop over block tables."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser(
+        "demo",
+        help="continue real text with the built-in hybrid model, and check every token",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    demo.add_argument("--prompts", type=Path, metavar="FILE", help="texts to continue, one a line")
+    demo.add_argument("--max-new-tokens", type=_positive, default=32, metavar="N")
+    demo.add_argument("--device", help="cpu, cuda, ...; CUDA where there is one")
+    demo.add_argument("--dtype", choices=DTYPES, default="float64")
+    demo.add_argument("--seed", type=int, default=0, help="of the model's weights")
+    demo.add_argument("--max-model-len", type=_positive, metavar="N", help="tokens of a request")
+    demo.add_argument("--num-blocks", type=_positive, metavar="N", help="blocks of each pool")
+    demo.add_argument("--no-check", action="store_true", help="skip the dense reference")
+    return parser
+
+
+def _run_demo(args: argparse.Namespace) -> int:
+    from bt_runner.demo.main import DemoOptions, run_demo
+
+    options = DemoOptions(
+        prompts=args.prompts,
+        max_new_tokens=args.max_new_tokens,
+        device=args.device,
+        dtype=args.dtype,
+        seed=args.seed,
+        max_model_len=args.max_model_len,
+        num_blocks=args.num_blocks,
+        checks=not args.no_check,
+    )
+    return OK if run_demo(options, Console()) else MISMATCH
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value

@@ -1,0 +1,122 @@
+"""The demo: real text through the built-in hybrid, decoded in blocks and checked without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bt_runner.demo.check import Verdict, check_request, near_tie_bound
+from bt_runner.demo.prompts import Prompt, installed_prompts, read_prompts
+from bt_runner.demo.report import groups_table, print_check, print_summary, requests_table
+from bt_runner.dense import DenseModel
+from bt_runner.devices import find_device
+from bt_runner.engine import Engine
+from bt_runner.models.hybrid import hybrid_config
+from bt_runner.models.weights import random_weights
+from bt_runner.observer import Recorder
+from bt_runner.request import Request, SamplingParams
+from bt_width import ServingLimits
+
+MAX_MODEL_LEN = 4_096
+MAX_NUM_REQS = 8
+MAX_NUM_BATCHED_TOKENS = 512
+STEPS_BETWEEN_ARRIVALS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the user chose.
+
+    Attributes:
+        prompts: A file of prompts, or None for those found in the installation.
+        max_new_tokens: Tokens written per request.
+        device: Its name, or None for CUDA where there is one.
+        dtype: Of the weights and caches.
+        seed: Of the weights.
+        max_model_len: Tokens of the longest request, or None for the demo's own.
+        num_blocks: Blocks of each pool, the null block included, or None for enough.
+        checks: Whether every request is compared with the dense reference.
+    """
+
+    prompts: Path | None = None
+    max_new_tokens: int = 32
+    device: str | None = None
+    dtype: str = "float64"
+    seed: int = 0
+    max_model_len: int | None = None
+    num_blocks: int | None = None
+    checks: bool = True
+
+
+def run_demo(options: DemoOptions, console: Console) -> bool:
+    """Decode all prompts; return whether they match the reference, or are not checked."""
+    device = find_device(options.device)
+    prompts = read_prompts(options.prompts) if options.prompts else installed_prompts()
+    config = hybrid_config()
+    dtype = getattr(torch, options.dtype)
+    weights = random_weights(config, seed=options.seed, dtype=dtype, device=device)
+    limits = ServingLimits(
+        max_model_len=options.max_model_len or MAX_MODEL_LEN,
+        max_num_reqs=MAX_NUM_REQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+    )
+    engine = Engine(config, weights, limits, num_blocks=options.num_blocks)
+    console.print(f"bt-runner demo on {device}, {options.dtype}", highlight=False)
+    console.print(groups_table(engine))
+    recorder = engine.recorder = Recorder() if options.checks else None
+    requests = _decode(engine, prompts, options.max_new_tokens, console)
+    console.print(requests_table(requests, [prompt.name for prompt in prompts]))
+    print_summary(console, engine, requests)
+    if recorder is None:
+        return True
+    verdicts = _check(DenseModel(config, weights), requests, recorder, console)
+    return print_check(console, verdicts, near_tie_bound(dtype))
+
+
+def _decode(
+    engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int, console: Console
+) -> list[Request]:
+    """Run all requests, which arrive one by one while others run."""
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    for prompt in prompts:
+        engine.new_request(prompt.token_ids, params)
+    arrivals = list(prompts)
+    requests: list[Request] = []
+    with _progress(console) as progress:
+        bar = progress.add_task("decoding", total=len(prompts) * max_new_tokens)
+        while arrivals or engine.has_work:
+            if arrivals and engine.num_steps >= STEPS_BETWEEN_ARRIVALS * len(requests):
+                requests.append(engine.add_request(arrivals.pop(0).token_ids, params))
+            outputs = engine.step()
+            progress.advance(bar, sum(len(output.new_tokens) for output in outputs))
+    return requests
+
+
+def _check(
+    model: DenseModel, requests: Sequence[Request], recorder: Recorder, console: Console
+) -> list[Verdict]:
+    verdicts = []
+    with _progress(console) as progress:
+        for request in progress.track(requests, description="checking"):
+            observations = recorder.observations[request.request_id]
+            verdicts.append(check_request(model, request, observations))
+    return verdicts
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    """Show a bar where there is a terminal, and nothing in a pipe."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield progress

@@ -1,0 +1,24 @@
+"""Which device a name means, checked before anything is put there."""
+
+from __future__ import annotations
+
+import torch
+
+from bt_runner.errors import BadInputError
+
+
+def find_device(name: str | None) -> torch.device:
+    """Return the device called ``name``; without a name CUDA if there is one, else the CPU.
+
+    Raises:
+        BadInputError: There is no such device.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInputError(f"device {name!r} cannot be used: {reason}", device=name) from error
+    return device

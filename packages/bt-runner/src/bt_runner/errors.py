@@ -1,0 +1,28 @@
+"""What can go wrong in a decode loop: each error says the numbers and what to do."""
+
+from __future__ import annotations
+
+
+class RunnerError(Exception):
+    """Base of bt-runner's errors.
+
+    Attributes:
+        facts: The numbers and names behind the message, by name.
+    """
+
+    def __init__(self, message: str, /, **facts: object) -> None:
+        """Keep ``message`` for people and ``facts`` for programs."""
+        super().__init__(message)
+        self.facts: dict[str, object] = facts
+
+
+class RequestRefusedError(RunnerError, ValueError):
+    """A request that could never finish, refused before anything is changed."""
+
+
+class PoolExhaustedError(RunnerError, RuntimeError):
+    """More blocks were asked of a pool than it has free."""
+
+
+class BadInputError(RunnerError, ValueError):
+    """What the user gave cannot be used: a file, a device, a checkpoint."""

@@ -1,0 +1,49 @@
+"""The memory behind the tables: one tensor per layer and kind of state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bt_runner.models.cache_groups import CachedTensor, CacheGroup, cache_dtype
+from bt_tables import kv_cache_shape
+from bt_width import BlockTableLayout, UniformSpec
+
+
+class Caches:
+    """All cache tensors of a model; a block id names the same block in each of a group.
+
+    Attributes:
+        tensors: By layer and name.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        layouts: Sequence[BlockTableLayout],
+        num_blocks: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate every group's tensors for its pool."""
+        self.tensors: dict[tuple[int, str], Tensor] = {}
+        for group, layout, count in zip(groups, layouts, num_blocks, strict=True):
+            for tensor in group.tensors:
+                shape = kv_cache_shape(layout, count, tensor.shape, member=_member(layout, tensor))
+                self.tensors[tensor.layer, tensor.name] = torch.zeros(
+                    shape, dtype=cache_dtype(tensor, dtype), device=device
+                )
+
+    def __getitem__(self, key: tuple[int, str]) -> Tensor:
+        """Return a layer's cache of that name."""
+        return self.tensors[key]
+
+    def num_bytes(self, group: CacheGroup) -> int:
+        """Return the bytes of a group's tensors."""
+        return sum(self[tensor.layer, tensor.name].nbytes for tensor in group.tensors)
+
+
+def _member(layout: BlockTableLayout, tensor: CachedTensor) -> str | None:
+    return tensor.name if isinstance(layout.spec, UniformSpec) else None

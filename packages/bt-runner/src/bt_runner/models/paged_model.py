@@ -1,0 +1,124 @@
+"""A model whose every cached state lies in blocks: embedding, layers, norm and head."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from bt_builders import MambaMetadata
+from bt_runner.models.cache_groups import CONV, DENSE, INDEX, LATENT, MAMBA, SPARSE, STATE
+from bt_runner.models.caches import Caches
+from bt_runner.models.config import (
+    AttentionLayer,
+    MambaLayer,
+    ModelConfig,
+    SelectAll,
+    SelectTopK,
+)
+from bt_runner.models.dense_attention import DenseAttention
+from bt_runner.models.feed_forward import feed_forward
+from bt_runner.models.indexer import IndexProjections
+from bt_runner.models.mamba2 import Mamba2Mixer
+from bt_runner.models.mla import LatentProjections
+from bt_runner.models.numerics import rms_norm, widened
+from bt_runner.models.sparse_attention import Indexer, SparseAttention
+from bt_runner.models.step import ModelStep
+from bt_runner.models.weights import Weights
+
+
+class PagedModel:
+    """Runs a step's tokens through all layers."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, caches: Caches) -> None:
+        """Build the layers over their caches."""
+        self._config = config
+        self._weights = weights
+        self._layers = [
+            _layer(config, index, weights, caches) for index in range(len(config.layers))
+        ]
+
+    def forward(self, step: ModelStep) -> list[Tensor]:
+        """Return the residual stream after each layer, ``[T, hidden]`` each."""
+        hidden = self._weights[self._config.names.embedding][step.token_ids]
+        if self._config.float32_residual:
+            hidden = widened(hidden)
+        chosen: Tensor | None = None
+        outputs = []
+        for layer in self._layers:
+            hidden, chosen = layer(hidden, step, chosen)
+            outputs.append(hidden)
+        return outputs
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return ``[S, vocab]`` for the residual stream ``hidden`` [S, hidden]."""
+        names = self._config.names
+        normed = rms_norm(hidden, self._weights[names.final_norm], self._config.norm_eps)
+        return F.linear(normed, self._weights[names.head])
+
+
+class _AttentionBlock:
+    """MLA, then a feed-forward block, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights, caches: Caches) -> None:
+        layer = config.layers[index]
+        if not isinstance(layer, AttentionLayer):
+            raise TypeError(f"layer {index} is no attention layer")
+        prefix = config.names.layer(index)
+        self._eps = config.norm_eps
+        self._first_norm = weights[f"{prefix}input_layernorm.weight"]
+        self._second_norm = weights[f"{prefix}post_attention_layernorm.weight"]
+        self._feed_forward = feed_forward(layer.feed_forward, weights, f"{prefix}mlp.")
+        projections = LatentProjections(layer.mla, weights, f"{prefix}self_attn.")
+        cache = caches[index, LATENT]
+        self._attention: DenseAttention | SparseAttention
+        match layer.selection:
+            case SelectAll():
+                self._attention = DenseAttention(projections, cache, DENSE)
+            case SelectTopK() as selection:
+                own = IndexProjections(selection, weights, f"{prefix}self_attn.indexer.")
+                indexer = Indexer(own, caches[index, INDEX], SPARSE)
+                self._attention = SparseAttention(projections, cache, SPARSE, indexer)
+            case _:
+                self._attention = SparseAttention(projections, cache, SPARSE, None)
+
+    def __call__(
+        self, hidden: Tensor, step: ModelStep, chosen: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        normed = rms_norm(hidden, self._first_norm, self._eps)
+        if isinstance(self._attention, SparseAttention):
+            attended, chosen = self._attention(normed, step, chosen)
+        else:
+            attended = self._attention(normed, step)
+        hidden = hidden + attended
+        normed = rms_norm(hidden, self._second_norm, self._eps)
+        return hidden + self._feed_forward(normed), chosen
+
+
+class _MambaBlock:
+    """A Mamba2 mixer, added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights, caches: Caches) -> None:
+        layer = config.layers[index]
+        if not isinstance(layer, MambaLayer):
+            raise TypeError(f"layer {index} is no Mamba layer")
+        prefix = config.names.layer(index)
+        self._eps = config.norm_eps
+        self._norm = weights[f"{prefix}norm.weight"]
+        self._mixer = Mamba2Mixer(layer, weights, f"{prefix}mixer.", config.norm_eps)
+        self._conv, self._state = caches[index, CONV], caches[index, STATE]
+
+    def __call__(
+        self, hidden: Tensor, step: ModelStep, chosen: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        metadata = step.groups[MAMBA].of(MambaMetadata)
+        normed = rms_norm(hidden, self._norm, self._eps)
+        mixed = self._mixer(normed, metadata, step.owners, self._conv, self._state)
+        return hidden + mixed, chosen
+
+
+def _layer(
+    config: ModelConfig, index: int, weights: Weights, caches: Caches
+) -> _AttentionBlock | _MambaBlock:
+    if isinstance(config.layers[index], AttentionLayer):
+        return _AttentionBlock(config, index, weights, caches)
+    return _MambaBlock(config, index, weights, caches)

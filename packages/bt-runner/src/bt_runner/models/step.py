@@ -1,0 +1,63 @@
+"""One step as the model's layers see it: tokens, positions, and each group's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bt_builders import CommonAttentionMetadata
+from bt_runner.errors import RunnerError
+from bt_runner.models.numerics import Rotation
+from bt_runner.models.rope import Rope
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStep:
+    """A cache group's part of a step.
+
+    Attributes:
+        common: What its builders were given.
+        built: What they built.
+    """
+
+    common: CommonAttentionMetadata
+    built: Sequence[object]
+
+    def of(self, kind: type[M]) -> M:
+        """Return what the builder of that kind of metadata built."""
+        for metadata in self.built:
+            if isinstance(metadata, kind):
+                return metadata
+        raise RunnerError(f"no builder of this group builds {kind.__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStep:
+    """A step's tokens (T), and where their requests' state lies.
+
+    Attributes:
+        token_ids: ``[T]`` int64.
+        positions: ``[T]`` int64.
+        owners: ``[T]`` int64, each token's row in the batch.
+        groups: By name.
+        dtype: Of the model.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    owners: Tensor
+    groups: Mapping[str, GroupStep]
+    dtype: torch.dtype
+    _rotations: dict[Rope, Rotation] = field(default_factory=dict)
+
+    def rotation(self, rope: Rope) -> Rotation:
+        """Return the turns of this step's tokens, computed once for all layers."""
+        if rope not in self._rotations:
+            self._rotations[rope] = Rotation(rope, self.positions, self.dtype)
+        return self._rotations[rope]

@@ -1,0 +1,105 @@
+"""One request: its tokens, how many of them are computed, and the blocks it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a request's tokens are chosen, and when it ends.
+
+    Attributes:
+        max_new_tokens: Tokens after which it ends.
+        temperature: 0 is greedy; above, tokens are drawn.
+        seed: Of the draws; equal seeds give equal tokens, whatever else is in the batch.
+        stop_tokens: Tokens that end it; the token itself is kept.
+    """
+
+    max_new_tokens: int = 32
+    temperature: float = 0.0
+    seed: int = 0
+    stop_tokens: frozenset[int] = frozenset()
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    LENGTH = "length"
+    STOP = "stop"
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request, from its arrival to its end.
+
+    Attributes:
+        request_id: Its name.
+        prompt_len: Tokens it came with.
+        params: How it is sampled.
+        tokens: The prompt and all tokens chosen since.
+        num_computed: Leading tokens whose cached state is valid.
+        drafts: Guesses at the tokens that follow, to be verified in the next step.
+        num_accepted: Tokens of the last step that were kept, 1 without drafts.
+        row: Its line in the tables while it runs.
+        block_ids: What its row holds, group by group.
+        finish_reason: Why it ended, None while it has not.
+        num_preemptions: How often its blocks were taken away.
+    """
+
+    request_id: str
+    prompt_len: int
+    params: SamplingParams
+    tokens: list[int]
+    num_computed: int = 0
+    drafts: list[int] = field(default_factory=list)
+    num_accepted: int = 1
+    row: int | None = None
+    block_ids: list[list[int]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_preemptions: int = 0
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens chosen so far."""
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def max_len(self) -> int:
+        """Tokens it has at its longest."""
+        return self.prompt_len + self.params.max_new_tokens
+
+    @property
+    def num_to_compute(self) -> int:
+        """Known tokens that are not computed yet; at least one while it runs."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether it has no state yet, or more than its last token is missing."""
+        return self.num_computed == 0 or self.num_to_compute > 1
+
+    def accept(self, tokens: Sequence[int]) -> list[int]:
+        """Take chosen tokens up to the one that ends the request; return those taken."""
+        taken = []
+        for token in tokens:
+            self.tokens.append(token)
+            taken.append(token)
+            if token in self.params.stop_tokens:
+                self.finish_reason = FinishReason.STOP
+            elif len(self.tokens) >= self.max_len:
+                self.finish_reason = FinishReason.LENGTH
+            if self.finish_reason is not None:
+                break
+        return taken
+
+    def forget_cache(self) -> None:
+        """Return to the state before its first step, with the tokens it has."""
+        self.num_computed = 0
+        self.num_accepted = 1
+        self.drafts = []
+        self.row = None
+        self.block_ids = []

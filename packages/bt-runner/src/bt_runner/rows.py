@@ -1,0 +1,134 @@
+"""Which blocks a request's rows need for a step, and which they give back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bt_runner.block_pool import BlockPool
+from bt_runner.errors import BadInputError, RequestRefusedError
+from bt_runner.request import Request
+from bt_width import NULL_BLOCK, BlockTableLayout
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """New columns at the end of a row: first null ones, then blocks."""
+
+    num_null: int
+    num_blocks: int
+
+
+class NullPrefix(NamedTuple):
+    """Leading columns of a row that hold no block any more.
+
+    Attributes:
+        row: The row.
+        group: The cache group.
+        num_blocks: Blocks from the start of the row, in total.
+    """
+
+    row: int
+    group: int
+    num_blocks: int
+
+
+class RequestRows:
+    """Takes blocks for requests and gives them back, for all groups or none.
+
+    Attributes:
+        layouts: One per cache group.
+        pools: One per cache group.
+    """
+
+    def __init__(self, layouts: Sequence[BlockTableLayout], num_blocks: Sequence[int]) -> None:
+        """Make one pool per group.
+
+        Raises:
+            BadInputError: A pool is empty, or a group of states cannot hold a step's drafts.
+        """
+        self.layouts = tuple(layouts)
+        self.pools = tuple(BlockPool(count) for count in num_blocks)
+        for layout in self.layouts:
+            longest_decode = 1 + layout.limits.num_speculative_tokens
+            if layout.kind == "mamba" and layout.block_size < longest_decode:
+                raise BadInputError(
+                    f"states are kept every {layout.block_size} tokens, and a decode step takes "
+                    f"{longest_decode}: make the Mamba block size at least {longest_decode}",
+                    block_size=layout.block_size,
+                    longest_decode=longest_decode,
+                )
+
+    def require_room(self, request: Request) -> None:
+        """Refuse a request that its groups' pools could not hold alone.
+
+        Raises:
+            RequestRefusedError: It says which pool, and how many blocks are missing.
+        """
+        for group, (layout, pool) in enumerate(zip(self.layouts, self.pools, strict=True)):
+            longest = layout.num_blocks(request.max_len)
+            needed = min(longest, layout.max_resident_blocks(layout.limits.max_num_batched_tokens))
+            if needed > pool.capacity:
+                raise RequestRefusedError(
+                    f"request {request.request_id!r} needs {needed} blocks of group {group} for "
+                    f"{request.max_len} tokens, and the pool has {pool.capacity} besides the null "
+                    "block: shorten it or enlarge the pool",
+                    group=group,
+                    needed=needed,
+                    capacity=pool.capacity,
+                )
+
+    def extend(self, request: Request, seq_len: int, num_drafts: int) -> list[list[int]] | None:
+        """Give a request what a step needs that leaves it with ``seq_len`` tokens.
+
+        Returns:
+            The ids to append, group by group; None, and nothing is taken, where a pool
+            has too few.
+        """
+        growths = [
+            _growth(layout, len(held), seq_len, num_drafts)
+            for layout, held in zip(self.layouts, request.block_ids, strict=True)
+        ]
+        pairs = list(zip(self.pools, growths, strict=True))
+        if any(growth.num_blocks > pool.num_free for pool, growth in pairs):
+            return None
+        new_ids = [
+            [NULL_BLOCK] * growth.num_null + pool.allocate(growth.num_blocks)
+            for pool, growth in pairs
+        ]
+        for held, ids in zip(request.block_ids, new_ids, strict=True):
+            held.extend(ids)
+        return new_ids
+
+    def trim(self, request: Request, *, last_step: int) -> list[NullPrefix]:
+        """Give back the leading blocks that no later step reads, and name their columns."""
+        prefixes = []
+        for group, held in enumerate(request.block_ids):
+            num_dead = min(self.layouts[group].num_expired_blocks(request.num_computed), len(held))
+            dead = [block_id for block_id in held[:num_dead] if block_id != NULL_BLOCK]
+            self.pools[group].release(dead, last_step=last_step)
+            held[:num_dead] = [NULL_BLOCK] * num_dead
+            if dead and request.row is not None:
+                prefixes.append(NullPrefix(request.row, group, num_dead))
+        return prefixes
+
+    def release(self, request: Request, *, last_step: int) -> None:
+        """Give back all blocks of a request."""
+        for pool, held in zip(self.pools, request.block_ids, strict=True):
+            pool.release([block for block in held if block != NULL_BLOCK], last_step=last_step)
+        request.block_ids = []
+
+    def complete(self, step: int) -> None:
+        """Note that all steps up to ``step`` have ended."""
+        for pool in self.pools:
+            pool.complete(step)
+
+
+def _growth(layout: BlockTableLayout, num_held: int, seq_len: int, num_drafts: int) -> _Growth:
+    if layout.kind != "mamba":
+        return _Growth(0, max(layout.num_blocks(seq_len) - num_held, 0))
+    written = layout.state_column(seq_len)
+    # the states between the one read and the one written are never kept
+    num_null = max(written - num_held, 0)
+    return _Growth(num_null, max(written + 1 + num_drafts - num_held - num_null, 0))

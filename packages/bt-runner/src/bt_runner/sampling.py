@@ -1,0 +1,57 @@
+"""Logits to tokens: greedy, or drawn with noise that belongs to a seed and a position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bt_runner.request import SamplingParams
+
+_POSITION_BITS = 32
+
+
+def choose_tokens(
+    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[int]:
+    """Choose one token per row of ``logits``, with one read of the device.
+
+    The noise of a draw depends on the request's seed and the token's position alone,
+    so that neither the batch nor a preemption nor a draft changes what is drawn.
+
+    Args:
+        logits: ``[S, vocab]``.
+        params: How each row is sampled.
+        positions: The position each chosen token will have.
+    """
+    scores = logits
+    if any(each.temperature > 0 for each in params):
+        temperatures = [each.temperature or 1.0 for each in params]
+        noise = [_noise(logits.shape[1], *pair) for pair in zip(params, positions, strict=True)]
+        scores = logits.double() / torch.tensor(temperatures, device=logits.device)[:, None]
+        scores = scores + torch.stack(noise).to(logits.device)
+    chosen: list[int] = scores.argmax(dim=-1).tolist()
+    return chosen
+
+
+def _noise(vocab_size: int, params: SamplingParams, position: int) -> Tensor:
+    """Return Gumbel noise: the argmax of logits plus it is a draw from their softmax."""
+    if params.temperature <= 0:
+        return torch.zeros(vocab_size, dtype=torch.float64)
+    generator = torch.Generator().manual_seed((params.seed << _POSITION_BITS) + position)
+    uniform = torch.rand(vocab_size, generator=generator, dtype=torch.float64)
+    return -torch.log(-torch.log(uniform.clamp(min=torch.finfo(torch.float64).tiny)))
+
+
+def verify_drafts(drafts: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """Return the tokens of a step that are kept: agreed drafts, and one the model chose.
+
+    Args:
+        drafts: The guesses.
+        chosen: What the model chose after each token computed, one more than ``drafts``.
+    """
+    agreed = 0
+    while agreed < len(drafts) and drafts[agreed] == chosen[agreed]:
+        agreed += 1
+    return list(chosen[: agreed + 1])

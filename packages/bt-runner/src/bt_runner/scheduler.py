@@ -1,0 +1,208 @@
+"""Which requests compute how many tokens in the next step; it knows no tensors.
+
+First come, first served: requests that run go before those that wait, and where
+blocks are short the one that came last gives up its own and starts over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from bt_runner.errors import RequestRefusedError
+from bt_runner.request import Request
+from bt_runner.rows import NullPrefix, RequestRows
+from bt_width import ServingLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled:
+    """A request's part of a step.
+
+    Attributes:
+        request: The request.
+        row: Its line in the tables.
+        start: Position of the first token computed.
+        token_ids: What is computed: known tokens, then drafts.
+        num_drafts: How many of them are drafts.
+        num_choices: Last positions whose logits are wanted: none in the midst of a prompt.
+        is_prefilling: Whether the request has no state yet, or lacks known tokens.
+        new_block_ids: What its row gains, group by group.
+    """
+
+    request: Request
+    row: int
+    start: int
+    token_ids: list[int]
+    num_drafts: int
+    num_choices: int
+    is_prefilling: bool
+    new_block_ids: list[list[int]]
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of the request after the step, drafts included."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """A step, before anything of it is on the device.
+
+    The rows change in the order of the fields.
+
+    Attributes:
+        null_prefixes: Columns that lost their blocks since the last step.
+        cleared_rows: Rows that lost their request since the last step.
+        scheduled: The batch: requests that decode, then those that prefill.
+        num_preempted: Requests that gave up their blocks for this step.
+    """
+
+    null_prefixes: list[NullPrefix]
+    cleared_rows: list[int]
+    scheduled: list[Scheduled]
+    num_preempted: int
+
+
+class Scheduler:
+    """Keeps the requests that wait and those that run.
+
+    Attributes:
+        waiting: Those without a row, the next one first.
+        running: Those with a row, the oldest first.
+    """
+
+    def __init__(self, limits: ServingLimits, rows: RequestRows) -> None:
+        """Start with no request."""
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._limits = limits
+        self._rows = rows
+        self._free_rows = list(range(limits.max_num_reqs - 1, -1, -1))
+        self._cleared_rows: list[int] = []
+        self._null_prefixes: list[NullPrefix] = []
+
+    def require_fit(self, request: Request) -> None:
+        """Refuse a request that could never finish.
+
+        Raises:
+            RequestRefusedError: It is too long, has nothing to do, or outgrows a pool.
+        """
+        if request.prompt_len < 1 or request.params.max_new_tokens < 1:
+            raise RequestRefusedError(
+                f"request {request.request_id!r} has {request.prompt_len} prompt tokens and wants "
+                f"{request.params.max_new_tokens} new ones: both must be at least 1",
+                prompt_len=request.prompt_len,
+                max_new_tokens=request.params.max_new_tokens,
+            )
+        if request.max_len > self._limits.max_model_len:
+            raise RequestRefusedError(
+                f"request {request.request_id!r} has {request.prompt_len} prompt tokens and wants "
+                f"{request.params.max_new_tokens} new ones, more than max_model_len "
+                f"{self._limits.max_model_len}: shorten it or raise max_model_len",
+                max_len=request.max_len,
+                max_model_len=self._limits.max_model_len,
+            )
+        self._rows.require_room(request)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait that ``require_fit`` has passed."""
+        self.waiting.append(request)
+
+    def schedule(self, last_step: int) -> StepPlan:
+        """Plan the next step.
+
+        Args:
+            last_step: The last step launched; it and those before may still run.
+        """
+        plan: list[Scheduled] = []
+        budget = self._limits.max_num_batched_tokens
+        num_preempted = 0
+        while len(plan) < len(self.running) and budget > 0:
+            part = self._schedule_one(self.running[len(plan)], budget)
+            if part is not None:
+                plan.append(part)
+                budget -= len(part.token_ids)
+            elif self._blocks_are_returning:
+                break
+            else:
+                # a row that is only now given up was not scheduled yet: it is the last
+                self._preempt(self.running.pop(), last_step)
+                num_preempted += 1
+        if num_preempted == 0:
+            plan += self._admit(budget)
+        plan.sort(key=lambda part: part.is_prefilling)
+        step = StepPlan(
+            null_prefixes=self._null_prefixes,
+            cleared_rows=self._cleared_rows,
+            scheduled=plan,
+            num_preempted=num_preempted,
+        )
+        self._null_prefixes, self._cleared_rows = [], []
+        return step
+
+    def advance(self, request: Request, num_computed: int, last_step: int) -> None:
+        """Note how many tokens of a running request are computed, and free what none reads."""
+        request.num_computed = num_computed
+        self._null_prefixes += self._rows.trim(request, last_step=last_step)
+
+    def finish(self, request: Request, last_step: int) -> None:
+        """Take a request out, wherever it is, and give its blocks back."""
+        if request.row is None:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self._give_up_row(request, last_step)
+
+    @property
+    def _blocks_are_returning(self) -> bool:
+        return any(pool.num_cooling for pool in self._rows.pools)
+
+    def _admit(self, budget: int) -> list[Scheduled]:
+        admitted = []
+        while self.waiting and self._free_rows and budget > 0:
+            request = self.waiting[0]
+            request.row = self._free_rows[-1]
+            request.block_ids = [[] for _ in self._rows.layouts]
+            part = self._schedule_one(request, budget)
+            if part is None:
+                request.forget_cache()
+                break
+            self._free_rows.pop()
+            self.running.append(self.waiting.popleft())
+            admitted.append(part)
+            budget -= len(part.token_ids)
+        return admitted
+
+    def _schedule_one(self, request: Request, budget: int) -> Scheduled | None:
+        start = request.num_computed
+        known = request.tokens[start:][:budget]
+        room = min(budget, request.max_len - start) - len(known)
+        drafts = [] if request.is_prefilling else request.drafts[: max(room, 0)]
+        seq_len = start + len(known) + len(drafts)
+        new_block_ids = self._rows.extend(request, seq_len, len(drafts))
+        if new_block_ids is None or request.row is None:
+            return None
+        return Scheduled(
+            request=request,
+            row=request.row,
+            start=start,
+            token_ids=known + drafts,
+            num_drafts=len(drafts),
+            num_choices=1 + len(drafts) if len(known) == request.num_to_compute else 0,
+            is_prefilling=request.is_prefilling,
+            new_block_ids=new_block_ids,
+        )
+
+    def _preempt(self, request: Request, last_step: int) -> None:
+        self._give_up_row(request, last_step)
+        request.forget_cache()
+        request.num_preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _give_up_row(self, request: Request, last_step: int) -> None:
+        self._rows.release(request, last_step=last_step)
+        if request.row is not None:
+            self._free_rows.append(request.row)
+            self._cleared_rows.append(request.row)
+            request.row = None
