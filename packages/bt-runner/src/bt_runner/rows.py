@@ -79,6 +79,10 @@ class RequestRows:
                     capacity=pool.capacity,
                 )
 
+    def start(self, request: Request) -> None:
+        """Begin a request's rows; none holds a block yet, unless a subclass knows some to share."""
+        request.block_ids = [[] for _ in self.layouts]
+
     def extend(self, request: Request, seq_len: int, num_drafts: int) -> list[list[int]] | None:
         """Give a request what a step needs that leaves it with ``seq_len`` tokens.
 

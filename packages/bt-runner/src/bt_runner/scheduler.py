@@ -7,7 +7,7 @@ blocks are short the one that came last gives up its own and starts over.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bt_runner.errors import RequestRefusedError
 from bt_runner.request import Request
@@ -130,7 +130,7 @@ class Scheduler:
                 self._preempt(self.running.pop(), last_step)
                 num_preempted += 1
         if num_preempted == 0:
-            plan += self._admit(budget)
+            plan += self._admit(budget, last_step)
         plan.sort(key=lambda part: part.is_prefilling)
         step = StepPlan(
             null_prefixes=self._null_prefixes,
@@ -158,25 +158,28 @@ class Scheduler:
     def _blocks_are_returning(self) -> bool:
         return any(pool.num_cooling for pool in self._rows.pools)
 
-    def _admit(self, budget: int) -> list[Scheduled]:
+    def _admit(self, budget: int, last_step: int) -> list[Scheduled]:
         admitted = []
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting[0]
             request.row = self._free_rows[-1]
-            request.block_ids = [[] for _ in self._rows.layouts]
+            self._rows.start(request)
             part = self._schedule_one(request, budget)
             if part is None:
+                self._rows.release(request, last_step=last_step)
                 request.forget_cache()
                 break
             self._free_rows.pop()
             self.running.append(self.waiting.popleft())
-            admitted.append(part)
+            # its row in the tables is empty: it gains what it began with, too
+            block_ids = [list(ids) for ids in request.block_ids]
+            admitted.append(replace(part, new_block_ids=block_ids))
             budget -= len(part.token_ids)
         return admitted
 
     def _schedule_one(self, request: Request, budget: int) -> Scheduled | None:
         start = request.num_computed
-        known = request.tokens[start:][:budget]
+        known = request.tokens[start : start + budget]
         room = min(budget, request.max_len - start) - len(known)
         drafts = [] if request.is_prefilling else request.drafts[: max(room, 0)]
         seq_len = start + len(known) + len(drafts)
