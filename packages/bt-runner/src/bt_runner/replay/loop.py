@@ -116,12 +116,13 @@ class Replay:
                 tokens=[0] * traced.prompt_len,
             )
             try:
-                self._scheduler.add(request)
+                self._scheduler.require_fit(request)
             except RequestRefusedError as error:
                 self.summary.num_refused += 1
                 on_refused(traced, str(error))
                 continue
             self.rows.name_prefix(request, traced.hash_ids)
+            self._scheduler.add(request)
 
     def _step(self) -> None:
         summary = self.summary
