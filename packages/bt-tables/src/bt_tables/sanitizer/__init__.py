@@ -1,0 +1,12 @@
+"""A sanitizer for block tables: it finds the wrong id that would not crash."""
+
+from .findings import BlockTableFaultError, FaultKind, Finding, SanitizerReport
+from .sanitizer import BlockTableSanitizer
+
+__all__ = [
+    "BlockTableFaultError",
+    "BlockTableSanitizer",
+    "FaultKind",
+    "Finding",
+    "SanitizerReport",
+]

@@ -1,0 +1,78 @@
+"""Who looks at a step: the twin on the CPU, the kernel and then the twin on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from .checks.faults import Faults
+from .plans import GroupPlan
+from .reference import find_faults, live_columns
+from .step import CheckedStep
+
+
+class Detector(Protocol):
+    """Finds the faults of steps that lie on one device."""
+
+    device: torch.device
+
+    def find(self, step: CheckedStep) -> list[Faults] | None:
+        """Return the faults; None where the step changed while it was looked at."""
+        ...
+
+    def forget(self) -> None:
+        """Read every row to its width in the next step."""
+        ...
+
+
+def make_detector(plans: Sequence[GroupPlan], max_rows: int, device: torch.device) -> Detector:
+    """Return the device's detector; Triton is imported for CUDA alone."""
+    if device.type != "cuda":
+        return TwinDetector(plans, max_rows, device)
+    from .kernels.kernel_detector import KernelDetector
+
+    return KernelDetector(plans, max_rows, device)
+
+
+class Marks:
+    """How far each row of each group's table may hold ids: known after it was looked at.
+
+    Attributes:
+        columns: [G, R] int32.
+    """
+
+    def __init__(self, plans: Sequence[GroupPlan], max_rows: int, device: torch.device) -> None:
+        """Know nothing yet."""
+        widths = torch.tensor([plan.width for plan in plans], dtype=torch.int32, device=device)
+        self._widths = widths[:, None]
+        self.columns = self._widths.repeat(1, max_rows)
+
+    def forget(self) -> None:
+        """Take every row for full."""
+        self.columns.copy_(self._widths.expand_as(self.columns))
+
+
+class TwinDetector:
+    """Runs the plain twin on every step."""
+
+    def __init__(self, plans: Sequence[GroupPlan], max_rows: int, device: torch.device) -> None:
+        """Start with every row unknown."""
+        self.device = device
+        self._marks = Marks(plans, max_rows, device)
+
+    def find(self, step: CheckedStep) -> list[Faults]:
+        """Return the faults; after one, every row is read to its width again."""
+        faults = find_faults(step, self._marks.columns)
+        if faults:
+            self._marks.forget()
+        else:
+            for group in step.groups:
+                live = live_columns(step, group)
+                self._marks.columns[group.group, : live.shape[0]] = live.int()
+        return faults
+
+    def forget(self) -> None:
+        """Read every row to its width in the next step."""
+        self._marks.forget()

@@ -1,0 +1,178 @@
+"""What the sanitizer says: the kinds of fault, a finding with its place, and a step's report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from bt_width import BlockTableError
+
+
+class FaultKind(StrEnum):
+    """Everything that can be wrong with the block tables and slots of a step."""
+
+    DTYPE = "dtype"
+    DEVICE = "device"
+    ROWS = "rows"
+    WIDTH = "width"
+    STRIDE = "stride"
+    ADDRESS = "address"
+    SLOT_COUNT = "slot-count"
+    QUERY_START = "query-start"
+    LENGTH = "length"
+    BLOCK_COUNT = "block-count"
+    TOO_FEW_BLOCKS = "too-few-blocks"
+    OUT_OF_POOL = "out-of-pool"
+    NULL_BLOCK = "null-block"
+    BROKEN_SPLIT = "broken-split"
+    STALE_TAIL = "stale-tail"
+    PADDING_ROW = "padding-row"
+    FREED_BLOCK = "freed-block"
+    DUPLICATE_BLOCK = "duplicate-block"
+    SHARED_WRITE = "shared-write"
+    MISSING_SLOT = "missing-slot"
+    FOREIGN_TOKEN = "foreign-token"
+    NULL_SLOT = "null-slot"
+    SLOT_OUT_OF_POOL = "slot-out-of-pool"
+    NEIGHBOUR_SLOT = "neighbour-slot"
+    WRONG_SLOT = "wrong-slot"
+    SLOT_TWICE = "slot-twice"
+    PADDING_SLOT = "padding-slot"
+    UNSTABLE = "unstable"
+
+    @property
+    def meaning(self) -> str:
+        """What is wrong, in words."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    FaultKind.DTYPE: "a tensor has another dtype than planned",
+    FaultKind.DEVICE: "a tensor lies on another device than the first table",
+    FaultKind.ROWS: "a table has fewer rows than the batch or more than planned",
+    FaultKind.WIDTH: "a table is not as wide as planned",
+    FaultKind.STRIDE: "a tensor's strides are not those planned",
+    FaultKind.ADDRESS: "a tensor has moved, and a captured graph still uses the old address",
+    FaultKind.SLOT_COUNT: "there are more slots than the largest step has tokens",
+    FaultKind.QUERY_START: "query_start_loc does not start at 0, falls, or passes the slots",
+    FaultKind.LENGTH: "a request's length is less than its query, or more than planned",
+    FaultKind.BLOCK_COUNT: "a row is said to hold a number of blocks that no row holds",
+    FaultKind.TOO_FEW_BLOCKS: "a row holds fewer blocks than its tokens need",
+    FaultKind.OUT_OF_POOL: "a live column holds no block of the pool",
+    FaultKind.NULL_BLOCK: "a column that the step touches holds the null block",
+    FaultKind.BROKEN_SPLIT: "a column does not continue the block that its columns share",
+    FaultKind.STALE_TAIL: "a column past the row's blocks is not null",
+    FaultKind.PADDING_ROW: "a padding row is not null",
+    FaultKind.FREED_BLOCK: "a freed block is in a live row",
+    FaultKind.DUPLICATE_BLOCK: "a block is in more live rows than hold it",
+    FaultKind.SHARED_WRITE: "the step writes to a block that others hold too",
+    FaultKind.MISSING_SLOT: "a token that this rank keeps has no slot",
+    FaultKind.FOREIGN_TOKEN: "a token that this rank does not keep has a slot",
+    FaultKind.NULL_SLOT: "a slot lies in the null block",
+    FaultKind.SLOT_OUT_OF_POOL: "a slot lies outside the pool",
+    FaultKind.NEIGHBOUR_SLOT: "a slot lies in a block of another request",
+    FaultKind.WRONG_SLOT: "a slot is not the one of the token's position",
+    FaultKind.SLOT_TWICE: "two tokens of the step write the same slot",
+    FaultKind.PADDING_SLOT: "a slot above the real tokens is not padding",
+    FaultKind.UNSTABLE: "the tensors changed while they were checked",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fault and its place; what does not apply is None.
+
+    Attributes:
+        kind: What is wrong.
+        group: The cache group.
+        row: The row of the batch's table.
+        request: The row again where a request is there, None where it is padding.
+        column: The column, in kernel blocks.
+        token: The token's place in the step.
+        value: What was found: an id, a slot, a count, or words.
+        expected: What should have been there.
+        other_owner: The row of the other request that holds the block or slot.
+    """
+
+    kind: FaultKind
+    group: int | None = None
+    row: int | None = None
+    request: int | None = None
+    column: int | None = None
+    token: int | None = None
+    value: int | str | None = None
+    expected: int | str | None = None
+    other_owner: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The finding on one line."""
+        where = [
+            f"{name} {place}"
+            for name, place in (
+                ("group", self.group),
+                ("row" if self.request is None else "request", self.row),
+                ("column", self.column),
+                ("token", self.token),
+            )
+            if place is not None
+        ]
+        found = "" if self.value is None else f": found {self.value}"
+        expected = "" if self.expected is None else f", expected {self.expected}"
+        other = "" if self.other_owner is None else f"; request {self.other_owner} has it too"
+        place = f" ({', '.join(where)})" if where else ""
+        return f"{self.kind}: {self.kind.meaning}{place}{found}{expected}{other}"
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
+
+
+CheckName = Literal["freed blocks", "shared blocks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SanitizerReport:
+    """What one checked step showed.
+
+    Attributes:
+        step: The number of the call, from 0.
+        checked: Whether the step was looked at; False for the steps between.
+        findings: The faults, at most as many as the sanitizer keeps.
+        num_faults: All of them, those not kept included.
+        checks_off: Checks that need something the caller did not give.
+    """
+
+    step: int
+    checked: bool = True
+    findings: tuple[Finding, ...] = ()
+    num_faults: int = 0
+    checks_off: tuple[CheckName, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The report: a line that counts, one for each finding, one for what was not looked at."""
+        if not self.checked:
+            return f"step {self.step}: not checked"
+        lines = [f"step {self.step}: {self.num_faults or 'no'} fault{'s' * (self.num_faults != 1)}"]
+        lines += [f"  {finding.text}" for finding in self.findings]
+        if self.num_faults > len(self.findings):
+            lines.append(f"  and {self.num_faults - len(self.findings)} more")
+        if self.checks_off:
+            lines.append(f"  not checked without ref_counts: {', '.join(self.checks_off)}")
+        return "\n".join(lines)
+
+    def of_kind(self, kind: FaultKind) -> Sequence[Finding]:
+        """Return the findings of one kind."""
+        return [finding for finding in self.findings if finding.kind is kind]
+
+
+class BlockTableFaultError(BlockTableError):
+    """A checked step has a fault; ``report`` says which."""
+
+    def __init__(self, report: SanitizerReport) -> None:
+        """Raise for ``report``."""
+        super().__init__(report.text, report=report)
+        self.report = report

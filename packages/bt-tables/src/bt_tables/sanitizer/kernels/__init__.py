@@ -1,0 +1,1 @@
+"""The sanitizer's Triton kernel; imported only where a step lies on CUDA or a test asks."""

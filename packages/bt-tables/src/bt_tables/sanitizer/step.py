@@ -1,0 +1,190 @@
+"""The tensors of one step, refused where they make no sense together and brought to one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bt_width import InvalidEditError, InvalidSpecError, WidthMismatchError
+
+from .plans import GroupPlan
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStep:
+    """What a step uses of one cache group.
+
+    Attributes:
+        group: The group's number.
+        plan: The group's plan.
+        table: [rows, W] int32, the batch's rows first.
+        slots: [tokens] int64, the real tokens first.
+        ref_counts: [pool] int32, or None.
+    """
+
+    group: int
+    plan: GroupPlan
+    table: torch.Tensor
+    slots: torch.Tensor
+    ref_counts: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedStep:
+    """A step as the checks see it.
+
+    Attributes:
+        groups: The groups whose tensors have the planned geometry.
+        seq_lens: [N] tokens of each request, those of this step included, on all ranks.
+        query_start_loc: [N + 1 or more] where each request's tokens begin.
+        num_blocks_of_row: [N, G] blocks that each request's row holds.
+    """
+
+    groups: tuple[GroupStep, ...]
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    num_blocks_of_row: torch.Tensor
+
+    @property
+    def num_reqs(self) -> int:
+        """Requests of the step, padding left out."""
+        return self.seq_lens.shape[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepArguments:
+    """What a caller hands to a check, of the right types and numbers but not yet trusted.
+
+    Attributes:
+        block_tables: One tensor a group.
+        slots: One row of slots a group.
+        seq_lens: [N] int32 or int64.
+        query_start_loc: [N + 1 or more] int32 or int64.
+        num_blocks_of_row: [N, G] int32 or int64.
+        ref_counts: One [pool] int32 tensor a group, or None.
+    """
+
+    block_tables: tuple[torch.Tensor, ...]
+    slots: tuple[torch.Tensor, ...]
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    num_blocks_of_row: torch.Tensor
+    ref_counts: tuple[torch.Tensor, ...] | None
+
+    @property
+    def num_reqs(self) -> int:
+        """Requests of the step, padding left out."""
+        return self.num_blocks_of_row.shape[0]
+
+
+def read_arguments(
+    plans: Sequence[GroupPlan],
+    block_tables: Sequence[torch.Tensor],
+    slot_mappings: torch.Tensor | Sequence[torch.Tensor],
+    lengths: tuple[torch.Tensor, torch.Tensor],
+    num_blocks_of_row: torch.Tensor,
+    ref_counts: Sequence[torch.Tensor] | None,
+) -> StepArguments:
+    """Refuse what is no description of a step; ``lengths`` are seq_lens and query_start_loc.
+
+    Raises:
+        InvalidSpecError: An argument is no tensor, or no sequence of them.
+        InvalidEditError: There is not one for each group.
+        WidthMismatchError: A tensor's shape or dtype is not the one needed.
+    """
+    tables = _tensors("block_tables", block_tables, len(plans))
+    slots = _tensors("slot_mappings", slot_mappings, len(plans))
+    for name, tensors, dims in (("block_tables", tables, 2), ("slot_mappings", slots, 1)):
+        for group, tensor in enumerate(tensors):
+            _require_dims(f"{name}[{group}]", tensor, dims)
+    _require_index("num_blocks_of_row", num_blocks_of_row, 2)
+    num_reqs, num_groups = num_blocks_of_row.shape
+    if num_groups != len(plans):
+        raise WidthMismatchError(
+            f"num_blocks_of_row must be [requests, {len(plans)} groups], "
+            f"got {list(num_blocks_of_row.shape)}",
+            shape=tuple(num_blocks_of_row.shape),
+            num_groups=len(plans),
+        )
+    seq_lens, query_start_loc = lengths
+    for name, tensor, size in (
+        ("seq_lens", seq_lens, num_reqs),
+        ("query_start_loc", query_start_loc, num_reqs + 1),
+    ):
+        _require_index(name, tensor, 1)
+        _require_size(name, tensor, size)
+    counts = None if ref_counts is None else _tensors("ref_counts", ref_counts, len(plans))
+    for group, tensor in enumerate(counts or ()):
+        _require_index(f"ref_counts[{group}]", tensor, 1, dtypes=(torch.int32,))
+        _require_size(f"ref_counts[{group}]", tensor, plans[group].num_blocks, exact=True)
+    return StepArguments(
+        block_tables=tables,
+        slots=slots,
+        seq_lens=seq_lens,
+        query_start_loc=query_start_loc,
+        num_blocks_of_row=num_blocks_of_row,
+        ref_counts=counts,
+    )
+
+
+def _tensors(name: str, values: object, count: int) -> tuple[torch.Tensor, ...]:
+    if isinstance(values, torch.Tensor) and values.dim() == 0:
+        raise WidthMismatchError(f"{name} must have one row a group, got a scalar", argument=name)
+    if not isinstance(values, (torch.Tensor, list, tuple)):
+        raise InvalidSpecError(
+            f"{name} must hold one tensor a group, not {type(values).__name__}", argument=name
+        )
+    tensors = tuple(_as_tensor(f"each of {name}", value) for value in values)
+    if len(tensors) != count:
+        raise InvalidEditError(
+            f"{name} must have one tensor for each of {count} groups, got {len(tensors)}",
+            argument=name,
+            num_groups=count,
+            found=len(tensors),
+        )
+    return tensors
+
+
+def _as_tensor(name: str, value: object) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise InvalidSpecError(
+            f"{name} must be a tensor, not {type(value).__name__}", argument=name
+        )
+    return value
+
+
+def _require_dims(name: str, value: torch.Tensor, dims: int) -> None:
+    if value.dim() != dims:
+        raise WidthMismatchError(
+            f"{name} must have {dims} dimensions, got shape {list(value.shape)}",
+            argument=name,
+            shape=tuple(value.shape),
+        )
+
+
+def _require_index(
+    name: str, value: object, dims: int, *, dtypes: tuple[torch.dtype, ...] = _INDEX_DTYPES
+) -> None:
+    tensor = _as_tensor(name, value)
+    _require_dims(name, tensor, dims)
+    if tensor.dtype not in dtypes:
+        raise WidthMismatchError(
+            f"{name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}",
+            argument=name,
+            dtype=tensor.dtype,
+        )
+
+
+def _require_size(name: str, value: torch.Tensor, size: int, *, exact: bool = False) -> None:
+    found = value.shape[0]
+    if found < size or (exact and found > size):
+        raise WidthMismatchError(
+            f"{name} must have {'' if exact else 'at least '}{size} entries, got {found}",
+            argument=name,
+            found=found,
+            expected=size,
+        )
