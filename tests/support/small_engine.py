@@ -192,8 +192,7 @@ class SmallEngine:
         queries = [query for _, query in scheduled]
         starts = torch.tensor([0, *queries]).cumsum(0).int()
         positions = [
-            torch.arange(request.computed, request.computed + query)
-            for request, query in scheduled
+            torch.arange(request.computed, request.computed + query) for request, query in scheduled
         ]
         num_reqs, num_tokens = len(scheduled), int(starts[-1])
         num_reqs_padded = self.draw.randint(num_reqs, self.limits.max_num_reqs)
@@ -217,9 +216,7 @@ class SmallEngine:
             num_blocks_of_row=torch.tensor(counts, dtype=torch.int32).view(
                 num_reqs, len(self.layouts)
             ),
-            ref_counts=tuple(
-                torch.tensor(pool.refs, dtype=torch.int32) for pool in self.pools
-            ),
+            ref_counts=tuple(torch.tensor(pool.refs, dtype=torch.int32) for pool in self.pools),
             requests=requests,
         )
 
