@@ -6,7 +6,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.support.hf_models import SEEDS, Checkpoint, settle_routers, tiny_model
+import torch
+from tests.support.faults import Case, CaseOf
+from tests.support.hf_models import (
+    SEEDS,
+    Checkpoint,
+    load,
+    prompts,
+    settle_routers,
+    tiny_model,
+)
+from tests.support.hf_recording import record
+
+from bt_runner.models.checkpoint import load_weights, read_config
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +35,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
         return directory
 
     return saved
+
+
+@pytest.fixture(scope="session")
+def case_of(checkpoint: Checkpoint) -> CaseOf:
+    """Return a family's model with what transformers computes for it in float32."""
+
+    @cache
+    def made(family: str) -> Case:
+        directory = checkpoint(family)
+        config = read_config(directory)
+        weights = load_weights(directory, config, dtype=torch.float32)
+        token_ids = prompts()[0]
+        return Case(config, weights, token_ids, record(load(directory, torch.float32), token_ids))
+
+    return made
