@@ -1,5 +1,6 @@
 """Numbers a planner needs: bytes, reach, and what a pool can hold."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -218,3 +219,25 @@ def test_a_pool_is_a_count(bad: Any) -> None:
 def test_tokens_in_flight_are_a_count(bad: Any) -> None:
     with pytest.raises(InvalidSpecError, match="max_in_flight_tokens"):
         longest_request(plan(RingSpec(block_size=16), 1000), 8, max_in_flight_tokens=bad)
+
+
+NO_LAYOUTS = [None, 5, "layout", AttentionSpec(block_size=16)]
+
+
+@pytest.mark.parametrize("bad", NO_LAYOUTS, ids=repr)
+@pytest.mark.parametrize("number", [row_bytes, table_bytes, index_buffer_bytes, addressable_tokens])
+def test_only_a_layout_has_numbers(number: Callable[[Any], object], bad: Any) -> None:
+    with pytest.raises(InvalidSpecError, match="layout"):
+        number(bad)
+
+
+@pytest.mark.parametrize("bad", [*NO_LAYOUTS, [None]], ids=repr)
+def test_only_layouts_have_bytes_together(bad: Any) -> None:
+    with pytest.raises(InvalidSpecError, match="layout"):
+        tables_bytes(bad)
+
+
+@pytest.mark.parametrize("bad", NO_LAYOUTS, ids=repr)
+def test_only_a_layout_has_a_longest_request(bad: Any) -> None:
+    with pytest.raises(InvalidSpecError, match="layout"):
+        longest_request(bad, 8)

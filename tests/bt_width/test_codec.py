@@ -315,3 +315,41 @@ def test_another_process_has_the_same_digest() -> None:
     }
 
     assert digests == {layout.digest()}
+
+
+def test_version_1_reads_and_digests_as_it_always_did() -> None:
+    """Two releases that call their text by one version agree on it to the byte."""
+    layout = BlockTableLayout.plan(
+        UniformSpec(
+            members={
+                "indexer": AttentionSpec(block_size=64, tokens_per_state=4),
+                "mla": AttentionSpec(block_size=64),
+            }
+        ),
+        LIMITS,
+        16,
+    )
+
+    assert layout.to_json() == (
+        '{"kernel_block_size": 16, "limits": {"context_parallel": {"interleave": 16, "rank": 2, '
+        '"size": 4}, "lookahead_tokens": 6, "max_model_len": 1001, "max_num_batched_tokens": 77, '
+        '"max_num_reqs": 5, "num_speculative_tokens": 3}, "spec": {"kind": "uniform", "members": '
+        '{"indexer": {"block_size": 64, "kind": "attention", "sharded": true, "token_alignment": '
+        '128, "tokens_per_state": 4}, "mla": {"block_size": 64, "kind": "attention", "sharded": '
+        'true, "token_alignment": 128, "tokens_per_state": 1}}}, "version": 1}'
+    )
+    assert layout.digest() == "505948b82f3cc6a52bc2f9011a48d17743d0d2d9a5c956bf1fb4fb4df85e6c7d"
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        (AttentionSpec(block_size=4), "attention"),
+        (SlidingWindowSpec(block_size=4, window=9), "sliding_window"),
+        (MambaSpec(block_size=4), "mamba"),
+        (RingSpec(block_size=4), "ring"),
+    ],
+    ids=["attention", "window", "mamba", "ring"],
+)
+def test_version_1_names_each_kind(spec: CacheSpec, kind: str) -> None:
+    assert json.loads(plan(spec, 1000).to_json())["spec"]["kind"] == kind

@@ -3,9 +3,17 @@
 from typing import Any
 
 import pytest
-from bt_width import AttentionSpec, CacheSpec, InvalidSpecError, MambaSpec, SlidingWindowSpec
-
+from tests.support.kinds import ALIGN, EVERY_KIND
 from tests.support.plans import plan
+
+from bt_width import (
+    AttentionSpec,
+    CacheSpec,
+    InvalidSpecError,
+    MambaSpec,
+    RingSpec,
+    SlidingWindowSpec,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -26,6 +34,7 @@ pytestmark = pytest.mark.fast
         pytest.param(MambaSpec(block_size=640, mode="align"), 1281, 2, id="align-next-block"),
         pytest.param(MambaSpec(block_size=640), 1281, 0, id="one-state"),
         pytest.param(AttentionSpec(block_size=16), 900, 0, id="attention-reads-all"),
+        pytest.param(RingSpec(block_size=16), 900, 0, id="ring"),
     ],
 )
 def test_leading_blocks_expire(spec: CacheSpec, num_computed: int, expired: int) -> None:
@@ -44,9 +53,33 @@ def test_what_stays_is_what_admission_reserved() -> None:
             assert live <= layout.max_resident_blocks(in_flight)
 
 
+def test_a_block_expires_when_its_last_token_is_behind_the_window() -> None:
+    """Against a walk over every token that a later query sees."""
+    for window, retained in ((1, 0), (2, 0), (9, 0), (9, 5), (64, 1)):
+        spec = SlidingWindowSpec(block_size=4, window=window, extra_retained_tokens=retained)
+        layout = plan(spec, 100)
+        for computed in range(101):
+            first_seen = next(
+                position
+                for position in range(computed + 1)
+                if position + window - 1 + retained >= computed
+            )
+
+            assert layout.num_expired_blocks(computed) == first_seen // 4
+
+
+@pytest.mark.parametrize(("computed", "expired"), [(0, 0), (1, 0), (64, 0), (65, 1), (128, 1)])
+def test_the_states_before_the_last_expire(computed: int, expired: int) -> None:
+    """The next step reads the state of the last computed token, and none before."""
+    layout = plan(ALIGN, 1000)
+
+    assert layout.num_expired_blocks(computed) == expired == layout.state_column(computed)
+
+
 @pytest.mark.parametrize("bad", [-1, True, 1.0, "1", None], ids=repr)
-def test_computed_tokens_are_a_count(bad: Any) -> None:
-    layout = plan(AttentionSpec(block_size=16), 2000)
+@pytest.mark.parametrize("spec", EVERY_KIND)
+def test_computed_tokens_are_a_count(spec: CacheSpec, bad: Any) -> None:
+    layout = plan(spec, 2000)
 
     with pytest.raises(InvalidSpecError, match="num_computed_tokens"):
         layout.num_expired_blocks(bad)

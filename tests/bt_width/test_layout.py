@@ -1,6 +1,9 @@
 """A layout is planned once, and everything about a row is read off it."""
 
+import copy
 import dataclasses
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +23,11 @@ from bt_width import (
 )
 
 pytestmark = pytest.mark.fast
+
+
+def _through_pickle(layout: BlockTableLayout) -> BlockTableLayout:
+    sent: BlockTableLayout = pickle.loads(pickle.dumps(layout))
+    return sent
 
 
 def test_a_plan_keeps_its_causes() -> None:
@@ -278,3 +286,37 @@ def test_an_unknown_member_is_refused_with_those_there_are() -> None:
 
     with pytest.raises(InvalidSpecError, match="mla"):
         layout.tokens_per_state("indexer")
+
+
+def test_members_that_agree_need_no_name() -> None:
+    member = AttentionSpec(block_size=64, tokens_per_state=4)
+
+    assert plan(UniformSpec(members={"a": member, "b": member}), 1000).tokens_per_state() == 4
+
+
+def test_members_that_differ_have_to_be_named() -> None:
+    """No size stands for another: slots of one member divided by the other's are wrong."""
+    spec = UniformSpec(
+        members={
+            "indexer": AttentionSpec(block_size=64, tokens_per_state=4),
+            "mla": AttentionSpec(block_size=64),
+        }
+    )
+
+    with pytest.raises(InvalidSpecError, match=r"1.*4"):
+        plan(spec, 1000).tokens_per_state()
+
+
+def test_a_group_of_one_layer_has_no_members() -> None:
+    with pytest.raises(InvalidSpecError, match="mla"):
+        plan(AttentionSpec(block_size=64), 1000).tokens_per_state("mla")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, _through_pickle])
+@pytest.mark.parametrize("spec", EVERY_KIND)
+def test_a_layout_can_be_sent_to_a_worker(
+    spec: CacheSpec, copied: Callable[[BlockTableLayout], BlockTableLayout]
+) -> None:
+    layout = plan(spec, 1000)
+
+    assert copied(layout) == layout

@@ -148,3 +148,18 @@ def test_a_uniform_spec_is_not_nested() -> None:
 def test_members_are_specs_by_name(bad: Any) -> None:
     with pytest.raises(InvalidSpecError):
         UniformSpec(members=bad)
+
+
+def test_members_may_come_as_the_pairs_they_are_stored_as() -> None:
+    """As ``dataclasses.replace`` hands them on."""
+    spec = UniformSpec(members={"mla": MLA, "indexer": INDEXER})
+
+    assert dataclasses.replace(spec) == spec
+
+
+def test_a_name_that_stands_twice_is_refused() -> None:
+    """Neither of the two is dropped in silence."""
+    pairs: Any = [("mla", MLA), ("mla", INDEXER)]
+
+    with pytest.raises(InvalidSpecError, match="mla"):
+        UniformSpec(members=pairs)

@@ -24,3 +24,13 @@ EVERY_KIND: list[Any] = [
         id="uniform",
     ),
 ]
+SLOTLESS: list[Any] = [
+    pytest.param(MambaSpec(block_size=16), id="mamba-none"),
+    pytest.param(MambaSpec(block_size=16, mode="align"), id="mamba-align"),
+    pytest.param(UniformSpec(members={"a": MambaSpec(block_size=16)}), id="uniform-mamba"),
+]
+REPLICATED: list[Any] = [
+    pytest.param(AttentionSpec(block_size=16, sharded=False), id="attention"),
+    pytest.param(SlidingWindowSpec(block_size=16, window=64), id="window"),
+    pytest.param(RingSpec(block_size=16), id="ring"),
+]
