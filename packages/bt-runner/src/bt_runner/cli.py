@@ -10,6 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from bt_runner.errors import RunnerError
+from bt_runner.geometry.arguments import add_arguments as add_plan_arguments
+from bt_runner.replay.arguments import add_arguments as add_replay_arguments
 from bt_width import BlockTableError
 
 OK, MISMATCH, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -21,13 +23,27 @@ def run(argv: Sequence[str]) -> int:
     """Parse ``argv``, run the command and return its exit code."""
     args = _parser().parse_args(argv)
     try:
-        return _run_demo(args)
+        return _run_command(args)
     except (RunnerError, BlockTableError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _run_command(args: argparse.Namespace) -> int:
+    match args.command:
+        case "plan":
+            from bt_runner.geometry.command import run as run_plan
+
+            return run_plan(args)
+        case "replay":
+            from bt_runner.replay.command import run as run_replay
+
+            return run_replay(args)
+        case _:
+            return _run_demo(args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,6 +64,14 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--max-model-len", type=_positive, metavar="N", help="tokens of a request")
     demo.add_argument("--num-blocks", type=_positive, metavar="N", help="blocks of each pool")
     demo.add_argument("--no-check", action="store_true", help="skip the dense reference")
+    plan = commands.add_parser(
+        "plan", help="print the block tables and caches of a published model's config"
+    )
+    add_plan_arguments(plan)
+    replay = commands.add_parser(
+        "replay", help="run a trace of real traffic over a model's block tables, and check them"
+    )
+    add_replay_arguments(replay)
     return parser
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from bt_runner.geometry.options import add_geometry_arguments, geometry_of, groups_of, limits_of
+from bt_runner.geometry.options import geometry_of, groups_of, limits_of
 from bt_runner.geometry.planning import PlannedGroup, plan_groups
 from bt_width import table_bytes
 
@@ -22,13 +22,6 @@ _COLUMNS = (
     "state bytes/request",
     "index buffer bytes",
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``plan``."""
-    add_geometry_arguments(parser)
-    parser.add_argument("--explain", action="store_true", help="say how each width came about")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

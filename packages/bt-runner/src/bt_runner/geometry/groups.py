@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from bt_builders import (
     AttentionBackend,
     AttentionGroup,
+    BuilderClass,
     DSAIndexerMetadataBuilder,
     MambaMetadataBuilder,
     MLAMetadataBuilder,
@@ -25,7 +26,7 @@ from bt_width.specs import MambaMode
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
-_BUILDERS = {
+_BUILDERS: dict[str, BuilderClass] = {
     LatentCache.name: MLAMetadataBuilder,
     IndexCache.name: DSAIndexerMetadataBuilder,
     # plain attention reads what MLA does: rows, lengths and chunks of context

@@ -1,9 +1,8 @@
-"""The options that say which model is planned, for which limits, and how its caches are cut."""
+"""What the options mean: a geometry, its limits, and its cache groups."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from bt_runner.errors import BadInputError
 from bt_runner.geometry.caches import ModelGeometry
@@ -11,45 +10,6 @@ from bt_runner.geometry.families import read_geometry
 from bt_runner.geometry.groups import CutOptions, GeometryGroup, geometry_groups
 from bt_runner.models.checkpoint.fields import Fields
 from bt_width import ContextParallel, ServingLimits
-
-
-def add_geometry_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="a Hugging Face config.json"
-    )
-    limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--max-model-len",
-        type=int,
-        metavar="TOKENS",
-        help="the longest request (default: the config's max_position_embeddings)",
-    )
-    limits.add_argument("--max-num-seqs", type=int, default=256, metavar="REQUESTS")
-    limits.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="TOKENS")
-    limits.add_argument("--speculative-tokens", type=int, default=0, metavar="TOKENS")
-    limits.add_argument("--lookahead-tokens", type=int, default=0, metavar="TOKENS")
-    limits.add_argument("--dcp", type=int, default=1, metavar="RANKS", help="context-parallel ranks")
-    limits.add_argument("--dcp-rank", type=int, default=0, metavar="RANK", help="this rank")
-    limits.add_argument("--interleave", type=int, default=1, metavar="TOKENS")
-    cut = parser.add_argument_group("blocks")
-    cut.add_argument("--block-size", type=int, default=64, metavar="TOKENS")
-    cut.add_argument(
-        "--kernel-block-size",
-        type=int,
-        metavar="TOKENS",
-        help="the only size that attention kernels take (default: any)",
-    )
-    cut.add_argument(
-        "--mamba-block-size",
-        type=int,
-        metavar="TOKENS",
-        help="tokens between two kept states (default: --block-size)",
-    )
-    cut.add_argument("--mamba-mode", choices=("none", "align"), default="none")
-    cut.add_argument(
-        "--cache-dtype", metavar="DTYPE", help="of keys, values and latents (default: the model's)"
-    )
 
 
 def geometry_of(args: argparse.Namespace) -> ModelGeometry:

@@ -80,9 +80,7 @@ class PlannedGroup:
         }
 
 
-def plan_groups(
-    groups: Sequence[GeometryGroup], limits: ServingLimits
-) -> tuple[PlannedGroup, ...]:
+def plan_groups(groups: Sequence[GeometryGroup], limits: ServingLimits) -> tuple[PlannedGroup, ...]:
     """Plan each group with the kernel block that its backends agree on.
 
     Raises:
@@ -91,8 +89,6 @@ def plan_groups(
     """
     sizes = prepare_kernel_block_sizes([group.attention for group in groups])
     return tuple(
-        PlannedGroup(
-            group=group, layout=BlockTableLayout.plan(group.attention.spec, limits, size)
-        )
+        PlannedGroup(group=group, layout=BlockTableLayout.plan(group.attention.spec, limits, size))
         for group, size in zip(groups, sizes, strict=True)
     )

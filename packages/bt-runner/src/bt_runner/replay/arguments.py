@@ -1,0 +1,61 @@
+"""The options of ``bt-runner replay``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bt_runner.geometry.arguments import add_geometry_arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        help="Azure's CSV, Mooncake's JSON lines, or a CSV of prompt and output tokens",
+    )
+    add_geometry_arguments(parser)
+    replay = parser.add_argument_group("replay")
+    replay.add_argument(
+        "--max-requests", type=int, metavar="REQUESTS", help="stop reading the trace after so many"
+    )
+    replay.add_argument(
+        "--arrivals",
+        choices=("asap", "trace"),
+        default="asap",
+        help="a request enters as soon as there is room (default), or at the trace's time",
+    )
+    replay.add_argument(
+        "--step-ms",
+        type=float,
+        default=25.0,
+        metavar="MS",
+        help="what a step takes, with --arrivals trace (default: 25)",
+    )
+    replay.add_argument(
+        "--blocks",
+        type=int,
+        nargs="+",
+        metavar="BLOCKS",
+        help="of the pool, or of each group's (default: what running requests need on average)",
+    )
+    replay.add_argument(
+        "--acceptance",
+        type=float,
+        default=0.7,
+        metavar="SHARE",
+        help="the share of drafts that turn out right (default: 0.7)",
+    )
+    replay.add_argument("--seed", type=int, default=0, help="of the drafts' fate")
+    replay.add_argument(
+        "--verify-every",
+        type=int,
+        default=100,
+        metavar="STEPS",
+        help="compare every row and slot with the contract so often (default: 100)",
+    )
+    replay.add_argument("--device", default="cpu", help="where the tables lie (default: cpu)")
+    replay.add_argument("--strict", action="store_true", help="a malformed line ends the run")
+    replay.add_argument("--json", action="store_true", help="print the summary as one JSON object")

@@ -1,0 +1,148 @@
+"""``bt-runner replay``: real traffic over real geometry, checked, with its figures at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bt_builders import init_attention
+from bt_runner.devices import find_device
+from bt_runner.errors import BadInputError
+from bt_runner.geometry.options import geometry_of, groups_of, limits_of
+from bt_runner.replay.arrivals import Arrivals
+from bt_runner.replay.check import VerificationError
+from bt_runner.replay.counting import CountingExecutor
+from bt_runner.replay.loop import Replay, ReplayOptions
+from bt_runner.replay.pool_sizes import average_pool_sizes
+from bt_runner.replay.trace import MalformedLine, TraceRequest, read_trace
+from bt_tables import StagedBlockTables
+from bt_width import BlockTableLayout
+
+_MAX_COMPLAINTS = 10
+
+
+class _Complaints:
+    """Names the first few lines that are left out, or ends the run at the first."""
+
+    def __init__(self, is_strict: bool) -> None:
+        self.count = 0
+        self._is_strict = is_strict
+
+    def add(self, line: int, reason: str) -> None:
+        if self._is_strict:
+            raise BadInputError(f"line {line}: {reason}", line=line)
+        self.count += 1
+        if self.count <= _MAX_COMPLAINTS:
+            print(f"line {line} is left out: {reason}", file=sys.stderr)
+        elif self.count == _MAX_COMPLAINTS + 1:
+            print("further lines that are left out are not named", file=sys.stderr)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay a trace and print the summary.
+
+    Returns:
+        0, or 1 where a table, a slot or a pool's book is not what it should be.
+
+    Raises:
+        BadInputError: The trace, the config or an option cannot be used.
+        BlockTableError: The options make no plan.
+    """
+    _require_options(args)
+    malformed, refused = _Complaints(args.strict), _Complaints(args.strict)
+    requests = _read_requests(args, malformed)
+    replay, executor = _prepare(args, requests)
+    arrivals = Arrivals(requests, args.step_ms if args.arrivals == "trace" else None)
+    try:
+        _drive(replay, arrivals, len(requests), lambda line, why: refused.add(line.line, why))
+    except VerificationError as error:
+        print(f"step {replay.summary.num_steps}: {error}", file=sys.stderr)
+        return 1
+    summary = replay.summary
+    summary.num_malformed = malformed.count
+    summary.num_launches = executor.num_launches
+    summary.num_copies = executor.num_copies
+    summary.num_bytes = executor.num_bytes
+    print(json.dumps(summary.to_record(), indent=2) if args.json else summary.to_text())
+    return 0
+
+
+def _require_options(args: argparse.Namespace) -> None:
+    if not 0.0 <= args.acceptance <= 1.0:
+        raise BadInputError(f"--acceptance must lie in 0..1, not {args.acceptance}")
+    for name in ("verify_every", "step_ms"):
+        if not getattr(args, name) > 0:
+            option = f"--{name.replace('_', '-')}"
+            raise BadInputError(f"{option} must be above 0, not {getattr(args, name)}")
+
+
+def _read_requests(args: argparse.Namespace, malformed: _Complaints) -> list[TraceRequest]:
+    requests: list[TraceRequest] = []
+    for line in read_trace(args.trace):
+        if len(requests) == args.max_requests:
+            break
+        if isinstance(line, MalformedLine):
+            malformed.add(line.line, line.reason)
+        else:
+            requests.append(line)
+    return requests
+
+
+def _prepare(
+    args: argparse.Namespace, requests: Sequence[TraceRequest]
+) -> tuple[Replay, CountingExecutor]:
+    geometry = geometry_of(args)
+    groups = [group.attention for group in groups_of(args, geometry)]
+    executor = CountingExecutor(find_device(args.device))
+    setup = init_attention(groups, limits_of(args, geometry), executor.device)
+    num_blocks = _pool_sizes(args.blocks, setup.layouts, requests)
+    tables = StagedBlockTables(setup.layouts, device=executor, num_blocks=num_blocks)
+    options = ReplayOptions(
+        acceptance=args.acceptance,
+        seed=args.seed,
+        verify_every=args.verify_every,
+        device=executor.device,
+    )
+    names = tuple(group.name for group in groups)
+    return Replay(names, setup, tables, num_blocks, options), executor
+
+
+def _pool_sizes(
+    blocks: list[int] | None,
+    layouts: Sequence[BlockTableLayout],
+    requests: Sequence[TraceRequest],
+) -> tuple[int, ...]:
+    if blocks is None:
+        return average_pool_sizes(layouts, requests)
+    if len(blocks) == 1:
+        return (blocks[0],) * len(layouts)
+    if len(blocks) != len(layouts):
+        raise BadInputError(
+            f"--blocks has {len(blocks)} numbers for {len(layouts)} cache groups; "
+            "give one, or one for each"
+        )
+    return tuple(blocks)
+
+
+def _drive(
+    replay: Replay,
+    arrivals: Arrivals,
+    num_requests: int,
+    on_refused: Callable[[TraceRequest, str], None],
+) -> None:
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("replaying", total=num_requests)
+        for num_ended in replay.run(arrivals, on_refused):
+            progress.update(task, completed=num_ended + replay.summary.num_refused)
