@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 
 import torch
-
-from bt_tables._core.executor import CpuExecutor, StepLaunch
-from bt_tables._core.storage import Storage
 from tests.support.interpreted import shuffled_programs
+
+from bt_tables._launch.executor import StepLaunch
+from bt_tables._launch.storage import Storage
+from bt_tables.devices import CpuExecutor
 
 
 class InterpretedExecutor(CpuExecutor):

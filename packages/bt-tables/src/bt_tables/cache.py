@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from bt_width import (
     PAD_SLOT,
     BlockTableLayout,
@@ -74,8 +75,7 @@ def kernel_block_view(
         return cache
     if cache.dim() < 2 or cache.shape[1] != states:
         raise WidthMismatchError(
-            f"the cache must hold {states} states a block in dimension 1, not "
-            f"{tuple(cache.shape)}",
+            f"the cache must hold {states} states a block in dimension 1, not {tuple(cache.shape)}",
             shape=tuple(cache.shape),
             states_per_block=states,
         )

@@ -14,10 +14,10 @@ import torch
 
 from bt_width import NULL_BLOCK, PAD_SLOT
 
-from ._core.arrays import IntArray
-from ._core.executor import StepLaunch
-from ._core.storage import Storage
-from ._core.wire import EDIT_OF_ROW_AT, FIELDS_AT, GroupFacts, Header, RecordField, record_ints
+from ._launch.arrays import IntArray
+from ._launch.executor import StepLaunch
+from ._launch.storage import Storage
+from ._launch.wire import EDIT_OF_ROW_AT, FIELDS_AT, GroupFacts, Header, RecordField, record_ints
 
 _MAX_POSITION = 2**31 - 1
 
@@ -238,3 +238,25 @@ def _map_slots(group: _Group, records: _Records, tokens: _TokenRows) -> tuple[In
     slot = ids * facts.kernel_block_size + offset
     slots[has_slot] = np.where(ids == NULL_BLOCK, PAD_SLOT, slot)
     return slots, read
+
+
+def gather_csr(
+    table: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor, tokens_per_column: int
+) -> None:
+    """Fill ``indices`` with the ids of each request, or with the slots of its tokens.
+
+    Args:
+        table: The batch's table, [N, W] int32.
+        indptr: Where each request's elements start, and the end of the last, [N + 1] int32.
+        indices: Flat: int32 for ids, int64 for slots.
+        tokens_per_column: Tokens of a kernel block for slots, 0 for ids.
+    """
+    starts = indptr[:-1].long()
+    request = torch.repeat_interleave(torch.arange(len(starts)), indptr.diff().long())
+    in_request = torch.arange(indices.numel()) - starts[request]
+    per_column = max(tokens_per_column, 1)
+    ids = table[request, in_request // per_column].long()
+    if tokens_per_column:
+        slots = ids * per_column + in_request % per_column
+        ids = torch.where(ids == NULL_BLOCK, PAD_SLOT, slots)
+    indices.copy_(ids)

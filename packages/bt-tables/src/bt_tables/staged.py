@@ -9,14 +9,17 @@ import torch
 
 from bt_width import BlockTableLayout
 
-from ._core.arrays import INT32, HostArray, IntArray, flatten_ids, host_array
-from ._core.batch import BatchMirror
-from ._core.engine import NO_RECORDS, Entries
-from ._core.executor import Executor
-from ._core.staging import StagedEdits
-from ._core.tables import BlockTables
-from ._core.tokens import NO_TOKENS, Tokens
+from ._launch.arrays import INT32, HostArray, IntArray, flatten_ids, host_array
+from ._launch.engine import NO_RECORDS, Entries
+from ._launch.executor import Executor
+from ._launch.tokens import NO_TOKENS, Tokens
+from ._rows.batch import BatchMirror
+from ._rows.staging import StagedEdits
+from .base import BlockTables
 from .step import StepBatch, StepTables
+
+_FEW_BLOCKS = 64
+"""An edit that writes no more is not measured."""
 
 _NO_REQUESTS = np.empty(0, np.int32)
 
@@ -232,7 +235,14 @@ class StagedBlockTables(BlockTables):
         rows and slots at the next launch. A row's ids are what the memory kept of them:
         where that is nothing, replace or clear the row.
         """
-        self._engine.restore()
+        storage, records = self._engine.storage, self._records
+        storage.fill_groups()
+        for group, facts in enumerate(storage.facts):
+            starts, ends = (
+                torch.from_numpy(records.ints[:, field][:, group] * facts.split).to(self.device)
+                for field in (records.nulled_before, records.blocks_before)
+            )
+            storage.null_outside(group, starts, ends)
         self.invalidate()
 
     def _move(self, requests: IntArray) -> IntArray | None:
@@ -245,12 +255,15 @@ class StagedBlockTables(BlockTables):
         records, staged = self._records, self._edits
         rows = staged.rows
         edits = records.ints.take(rows, axis=0) if staged.num_edits else NO_RECORDS
+        longest = staged.longest
         if copies is None:
-            entries = Entries(edits, NO_RECORDS, staged.longest)
+            copied = NO_RECORDS
         else:
-            entries = Entries(edits, copies, records.longest_row)
+            copied, longest = copies, records.longest_row
+        if longest > _FEW_BLOCKS:
+            longest = records.longest(edits, copied)
         try:
-            self._engine.run(entries, requests, tokens)
+            self._engine.run(Entries(edits, copied, longest), requests, tokens)
         except BaseException:
             self._engine.await_packet()
             self.invalidate()

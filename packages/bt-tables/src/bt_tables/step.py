@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._core.arrays import HostArray
+from ._launch.arrays import HostArray
 
 
 class StepBatch(NamedTuple):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from .._core.executor import StepLaunch
-from .._core.storage import Storage
-from .._core.wire import COLUMN_TILE, TOKEN_TILE
+from .._launch.executor import StepLaunch
+from .._launch.storage import Storage
+from .._launch.wire import COLUMN_TILE, TOKEN_TILE
 from ..triton_support import jit, tl
 from . import places as at
 
@@ -213,9 +213,7 @@ def _map_slots(
     split = tl.load(facts_ptr + at.SPLIT).to(tl.int32)
     row_ptr = rows_ptr + tl.load(facts_ptr + at.TABLE_AT)
     row_ptr += row.to(tl.int64) * tl.load(facts_ptr + at.WIDTH)
-    ids = _ids_after(
-        block * split, row_ptr, packet_ptr, split, base, keep, blocks, nulled, is_ours
-    )
+    ids = _ids_after(block * split, row_ptr, packet_ptr, split, base, keep, blocks, nulled, is_ours)
     slot = ids.to(tl.int64) * tl.load(facts_ptr + at.KERNEL_BLOCK_SIZE) + offset
     slot = tl.where(ids == at.NULL, at.PAD, slot)
     slots_ptr += tl.load(facts_ptr + at.SLOTS_AT)

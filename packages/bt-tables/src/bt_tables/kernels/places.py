@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bt_width import MAX_POSITION, NULL_BLOCK, PAD_SLOT
 
-from .._core import wire
-from .._core.wire import GroupFacts, Header, RecordField
+from .._launch import wire
+from .._launch.wire import GroupFacts, Header, RecordField
 from ..triton_support import tl
 
 

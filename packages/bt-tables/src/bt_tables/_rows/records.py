@@ -14,8 +14,8 @@ import numpy as np
 
 from bt_width import BlockTableLayout, InvalidEditError, InvalidSpecError, RowOverflowError
 
-from .arrays import INTP, UINT32, IntArray
-from .wire import BATCH_ROW_AT, FIELDS_AT, NOWHERE, ROW_AT, RecordField, record_ints
+from .._launch.arrays import INTP, UINT32, IntArray
+from .._launch.wire import BATCH_ROW_AT, FIELDS_AT, NOWHERE, ROW_AT, RecordField, record_ints
 
 
 class RowRecords:
@@ -71,6 +71,18 @@ class RowRecords:
         records[:, self.keep] = records[:, self.blocks]
         records[:, self.before] = records[:, self.after]
         self.write(rows, records)
+
+    def longest(self, edits: IntArray, copies: IntArray) -> int:
+        """Return the most blocks that one of these records writes in a group."""
+        longest = 0
+        if len(edits):
+            end = np.maximum(edits[:, self.blocks], edits[:, self.blocks_before])
+            nulling = np.maximum(edits[:, self.nulled] - edits[:, self.nulled_before], 0)
+            longest = int((end - edits[:, self.keep] + nulling).max())
+        if len(copies):
+            longest = max(longest, int(copies[:, self.blocks].max()))
+            longest = max(longest, int(copies[:, self.blocks_before].max()))
+        return longest
 
     def check_row(self, row: int) -> int:
         """Return ``row`` if the table has it.
@@ -171,6 +183,17 @@ class RowRecords:
                 id=int(ids[first]),
                 max_id=int(limits[first]),
             )
+
+    def check_room(self, row: int, counts: IntArray, *, replace: bool) -> None:
+        """Refuse more blocks than a row has room for.
+
+        Raises:
+            RowOverflowError: Naming the first group without room.
+        """
+        held = 0 if replace else self.ints[row, self.blocks]
+        room = self.blocks_per_row - held
+        if (counts > room).any():
+            self.refuse_overflow(np.array([row]), counts[None], room[None])
 
     def refuse_rows(self, rows: IntArray) -> None:
         """Name the first of ``rows`` that the table does not have.

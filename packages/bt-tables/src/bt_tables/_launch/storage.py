@@ -81,6 +81,12 @@ class Storage:
             padding = (0,) * (GROUP_FACTS - len(GroupFacts._fields))
             self.groups.copy_(torch.tensor([facts + padding for facts in self.facts]))
 
+    def null_outside(self, group: int, starts: torch.Tensor, ends: torch.Tensor) -> None:
+        """Null each row's columns below its start and from its end on, [R] each."""
+        column = torch.arange(self.facts[group].width, device=self.rows.device)
+        is_outside = (column < starts[:, None]) | (column >= ends[:, None])
+        self.table(self.rows, group).masked_fill_(is_outside, NULL_BLOCK)
+
     def table(self, flat: torch.Tensor, group: int) -> torch.Tensor:
         """Return a group's [R, W] table in ``rows`` or ``batch``."""
         width = self.facts[group].width

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .arrays import IntArray
 from .executor import Executor
 from .wire import EDIT_OF_ROW_AT
 
@@ -101,6 +102,17 @@ class HostRing:
         """The open packet was sent: the next one is filled next."""
         self._turn = (self._turn + 1) % len(self._packets)
         self._is_open = False
+
+    def put(self, ids: IntArray) -> int:
+        """Write ids behind what the open packet holds; return where they start."""
+        packet = self.open()
+        start = packet.used
+        end = start + len(ids)
+        if end > packet.capacity:
+            packet = self.with_room(packet, end)
+        packet.ints[start:end] = ids
+        packet.used = end
+        return start
 
     def with_room(self, packet: Packet, num_ints: int) -> Packet:
         """Return the open packet with room for ``num_ints`` in all, replaced if it must be.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import IntArray
+from .._launch.arrays import IntArray
+from .._launch.wire import BATCH_ROW_AT, FIELDS_AT, NOWHERE, ROW_AT
 from .records import RowRecords
-from .wire import BATCH_ROW_AT, FIELDS_AT, NOWHERE, ROW_AT
 
 _NULL = NOWHERE
 _STALE = -2

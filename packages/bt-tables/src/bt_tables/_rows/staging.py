@@ -11,9 +11,9 @@ import numpy as np
 
 from bt_width import WidthMismatchError
 
-from .arrays import UINT32, IntArray
+from .._launch.arrays import UINT32, IntArray, run_places
+from .._launch.ring import HostRing
 from .records import RowRecords, as_index
-from .ring import HostRing
 
 
 class StagedEdits:
@@ -82,7 +82,7 @@ class StagedEdits:
         if not self._register_new(index):
             self._stage_in_waves(index, counts, ids, ends, overwrite=overwrite)
             return
-        ends += self._put(ids)
+        ends += self._ring.put(ids)
         found[:, records.base] = ends.reshape(totals.shape) - totals
         found[:, records.blocks] = totals
         if overwrite:
@@ -146,17 +146,6 @@ class StagedEdits:
         self._rows[first:end] = new
         self.num_edits = end
 
-    def _put(self, ids: IntArray) -> int:
-        """Write ids behind what the open packet holds; return where they start."""
-        packet = self._ring.open()
-        start = packet.used
-        end = start + len(ids)
-        if end > packet.capacity:
-            packet = self._ring.with_room(packet, end)
-        packet.ints[start:end] = ids
-        packet.used = end
-        return start
-
     def _stage_in_waves(
         self, index: IntArray, counts: IntArray, ids: IntArray, ends: IntArray, *, overwrite: bool
     ) -> None:
@@ -170,7 +159,7 @@ class StagedEdits:
         if ((counts < 0) | (totals > records.blocks_per_row)).any():
             records.refuse_overflow(index, counts, records.blocks_per_row - (totals - counts))
         records.check_ids(ids, counts)
-        starts = (ends - counts.reshape(-1)).reshape(counts.shape) + self._put(ids)
+        starts = (ends - counts.reshape(-1)).reshape(counts.shape) + self._ring.put(ids)
         left = np.arange(len(index))
         while left.size:
             firsts = np.unique(index[left], return_index=True)[1]
@@ -206,9 +195,6 @@ class StagedEdits:
             runs: Where the two runs of a row and group start, [M, G, 2].
             lengths: How long they are, [M, G, 2].
         """
-        flat = lengths.reshape(-1)
-        starts = flat.cumsum() - flat
-        offsets = np.arange(flat.sum()) - np.repeat(starts, flat)
-        sources = np.repeat(runs.reshape(-1), flat) + offsets
-        at = self._put(self._ring.open().ints[sources])
-        return (at + starts).reshape(lengths.shape)[..., 0]
+        sources, starts = run_places(runs, lengths)
+        at = self._ring.put(self._ring.open().ints[sources])
+        return at + starts[..., 0]

@@ -1,58 +1,20 @@
-"""What carries out a step, in order: copies to a device, launches on it, and fences.
+"""The devices that tables lie on: a CPU, where launches are the twins, and CUDA.
 
-On the CPU a copy is done when the call returns and a launch is the twin. On CUDA both
-are queued on the current stream, host memory is pinned and a fence is an event.
+On the CPU a copy is done when the call returns. On CUDA copies and launches are queued
+on the current stream, host memory is pinned and a fence is an event.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
 
 import torch
 
-from .storage import Storage
+from bt_width import InvalidSpecError
 
-StepLaunch: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], None]
-"""Launch a step: the packet, the query starts, the positions, how many programs."""
-
-
-class Fence(Protocol):
-    """A mark in the order of what was queued."""
-
-    def record(self) -> None:
-        """Set the mark behind everything queued so far."""
-        ...
-
-    def wait(self) -> None:
-        """Return once everything before the mark is done; at once if there is none."""
-        ...
-
-
-class Executor(Protocol):
-    """A device that carries out steps."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tables lie."""
-        ...
-
-    def host_ints(self, size: int) -> torch.Tensor:
-        """Return host memory that ``copy`` reads from, int32."""
-        ...
-
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy from host memory to the device."""
-        ...
-
-    def fence(self) -> Fence:
-        """Return a fence that has no mark yet."""
-        ...
-
-    def step_launch(self, storage: Storage) -> StepLaunch:
-        """Return what launches a step on these tables."""
-        ...
+from ._launch.executor import CsrLaunch, Executor, Fence, StepLaunch
+from ._launch.storage import Storage
+from .reference import gather_csr, step_twin
 
 
 class _NothingToWaitFor:
@@ -82,9 +44,11 @@ class CpuExecutor:
 
     def step_launch(self, storage: Storage) -> StepLaunch:
         """Return the twin."""
-        from ..reference import step_twin
-
         return step_twin(storage)
+
+    def csr_launch(self) -> CsrLaunch:
+        """Return the twin."""
+        return gather_csr
 
 
 class _CudaFence:
@@ -136,14 +100,28 @@ class CudaExecutor:
 
     def step_launch(self, storage: Storage) -> StepLaunch:
         """Return the kernel's launcher."""
-        from ..kernels.fused_step import step_launcher
+        from .kernels.fused_step import step_launcher
 
         return step_launcher(storage)
+
+    def csr_launch(self) -> CsrLaunch:
+        """Return the kernel's launcher."""
+        from .kernels.gather_csr import gather_csr
+
+        return gather_csr
 
 
 def executor_for(device: str | torch.device | Executor) -> Executor:
     """Return what carries out steps on ``device``; an executor stands for itself."""
     if not isinstance(device, (str, torch.device)):
         return device
-    wanted = torch.device(device)
-    return CudaExecutor(wanted) if wanted.type == "cuda" else CpuExecutor()
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidSpecError(f"{device!r} is no device", device=device) from error
+    match wanted.type:
+        case "cpu":
+            return CpuExecutor()
+        case "cuda":
+            return CudaExecutor(wanted)
+    raise InvalidSpecError(f"tables lie on a CPU or on CUDA, not on {device}", device=str(device))

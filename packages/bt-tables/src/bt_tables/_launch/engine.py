@@ -9,17 +9,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from bt_width import NULL_BLOCK, BlockTableLayout
+from bt_width import BlockTableLayout
 
 from .arrays import IntArray
 from .executor import Executor
-from .records import RowRecords
 from .ring import HostRing, Packet
 from .storage import Storage
 from .tokens import NO_TOKENS, Tokens
-from .wire import COLUMN_TILE, HEADER_STRUCT, TOKEN_TILE, record_ints
+from .wire import COLUMN_TILE, HEADER_STRUCT, TOKEN_TILE, Header, record_ints
 
 MAX_COLUMN_PROGRAMS = 16_384
 """Column programs of a launch, at most; longer rows are written in turns by the same ones."""
@@ -33,12 +31,15 @@ class Entries(NamedTuple):
     Attributes:
         edits: Records that change rows, [E, ints of a record].
         copies: Records that write batch rows whole, [C, ints of a record].
-        longest: At least the blocks that any of them writes.
+        longest: The most blocks that one of them writes in a group, or more.
     """
 
     edits: IntArray
     copies: IntArray
     longest: int
+
+
+NO_ENTRIES = Entries(NO_RECORDS, NO_RECORDS, 0)
 
 
 class StepEngine:
@@ -47,7 +48,6 @@ class StepEngine:
     Attributes:
         device: Where the tables lie.
         storage: The tables.
-        records: The state of their rows.
         ring: The packets.
     """
 
@@ -56,7 +56,6 @@ class StepEngine:
         layouts: Sequence[BlockTableLayout],
         executor: Executor,
         *,
-        num_blocks: Sequence[int] | None,
         max_steps_in_flight: int,
         rows_are_batch: bool,
     ) -> None:
@@ -67,8 +66,8 @@ class StepEngine:
         """
         self.device = executor.device
         self.storage = Storage(layouts, executor.device, rows_are_batch=rows_are_batch)
-        self.records = RowRecords(self.storage.layouts, self.storage.num_rows, num_blocks)
-        record = record_ints(len(self.storage.facts))
+        self._num_groups = len(self.storage.facts)
+        record = record_ints(self._num_groups)
         self._record_ints = record
         self._max_split = max((facts.split for facts in self.storage.facts), default=1)
         num_rows = self.storage.num_rows
@@ -117,7 +116,7 @@ class StepEngine:
             at = 2 * end
             positions = packet.device_longs
 
-        num_groups = self.records.num_groups
+        num_groups = self._num_groups
         token_tiles = -(-slots_end // TOKEN_TILE)
         chunks = self._chunks(entries)
         HEADER_STRUCT.pack_into(
@@ -143,21 +142,19 @@ class StepEngine:
         if tokens:
             self._slots_used = bound
 
+    def launch_nothing(self) -> None:
+        """Launch a step without work, for what that compiles."""
+        packet = self.ring.open()
+        HEADER_STRUCT.pack_into(packet.ints.data, 0, *(0,) * len(Header._fields))
+        packet.ints[0] = max(self._num_groups, 1)
+        packet.ints[len(Header._fields) - 1] = 1
+        packet.send(packet.ids_at)
+        self._launch(packet.device_ints, packet.device_ints, packet.device_longs, 1)
+        packet.wait()
+
     def await_packet(self) -> None:
         """Return once the device has read what a failed step may have sent."""
         self.ring.open().wait()
-
-    def restore(self) -> None:
-        """Write the facts and the columns that hold no block to where they lie."""
-        self.storage.fill_groups()
-        records = self.records.ints
-        for group, facts in enumerate(self.storage.facts):
-            table = self.storage.table(self.storage.rows, group)
-            nulled = records[:, self.records.nulled_before][:, group] * facts.split
-            filled = records[:, self.records.blocks_before][:, group] * facts.split
-            bounds = torch.from_numpy(np.stack((nulled, filled))).to(self.device)[..., None]
-            column = torch.arange(facts.width, device=self.device)
-            table.masked_fill_((column < bounds[0]) | (column >= bounds[1]), NULL_BLOCK)
 
     def forget_slots(self) -> None:
         """Any slot may hold anything from now on."""
@@ -165,16 +162,11 @@ class StepEngine:
 
     def _chunks(self, entries: Entries) -> int:
         """Return how many programs share a record's columns; any number would be right."""
-        if entries.longest * self._max_split <= COLUMN_TILE:
+        columns = entries.longest * self._max_split
+        if columns <= COLUMN_TILE:
             return 1
-        records = self.records
-        num_entries = len(entries.edits) + len(entries.copies)
-        longest = max(
-            _longest(entries.edits, records, keeps=True),
-            _longest(entries.copies, records, keeps=False),
-        )
-        wanted = -(-longest * self._max_split // COLUMN_TILE)
-        return max(1, min(wanted, MAX_COLUMN_PROGRAMS // (num_entries * records.num_groups)))
+        programs = (len(entries.edits) + len(entries.copies)) * self._num_groups
+        return max(1, min(-(-columns // COLUMN_TILE), MAX_COLUMN_PROGRAMS // programs))
 
 
 def _put_records(packet: Packet, at: int, found: IntArray) -> int:
@@ -183,14 +175,3 @@ def _put_records(packet: Packet, at: int, found: IntArray) -> int:
     end = at + found.size
     packet.ints[at:end] = found.reshape(-1)
     return end
-
-
-def _longest(found: IntArray, records: RowRecords, *, keeps: bool) -> int:
-    """Return the most blocks that one of these records writes in a group, or a few more."""
-    if not len(found):
-        return 0
-    written = np.maximum(found[:, records.blocks], found[:, records.blocks_before])
-    if keeps:
-        written -= found[:, records.keep]
-        written += np.maximum(found[:, records.nulled] - found[:, records.nulled_before], 0)
-    return int(written.max(initial=0))

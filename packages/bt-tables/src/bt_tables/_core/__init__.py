@@ -1,1 +1,0 @@
-"""What both tables are made of; nothing in here is public."""

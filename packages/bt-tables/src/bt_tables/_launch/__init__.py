@@ -1,0 +1,1 @@
+"""How a step gets to the device: its packet, its memory, its launch; nothing is public."""

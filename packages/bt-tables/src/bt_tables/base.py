@@ -1,0 +1,128 @@
+"""What both tables share: the engine, the plans, and checks of padded counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from bt_width import BlockTableLayout, InvalidEditError, InvalidSpecError
+
+from ._launch.arrays import HostArray
+from ._launch.engine import StepEngine
+from ._launch.executor import Executor
+from ._launch.tokens import Tokens, read_tokens
+from ._rows.records import RowRecords
+from .csr import CsrGatherer, CsrTable
+from .devices import executor_for
+
+
+class BlockTables:
+    """Tables of one or more groups on a device."""
+
+    def __init__(
+        self,
+        layouts: Sequence[BlockTableLayout],
+        device: str | torch.device | Executor,
+        *,
+        num_blocks: Sequence[int] | None,
+        max_steps_in_flight: int,
+        rows_are_batch: bool,
+    ) -> None:
+        """Allocate empty tables; see the classes that users make.
+
+        Raises:
+            InvalidSpecError: An argument is no such number, or layouts do not go together.
+        """
+        if type(max_steps_in_flight) is not int or max_steps_in_flight < 1:
+            raise InvalidSpecError(
+                f"max_steps_in_flight must be an int of at least 1, not {max_steps_in_flight!r}",
+                max_steps_in_flight=max_steps_in_flight,
+            )
+        executor = executor_for(device)
+        self._gatherer = CsrGatherer(executor)
+        self._engine = StepEngine(
+            layouts,
+            executor,
+            max_steps_in_flight=max_steps_in_flight,
+            rows_are_batch=rows_are_batch,
+        )
+        storage = self._engine.storage
+        self._limits = storage.limits
+        self._records = RowRecords(storage.layouts, storage.num_rows, num_blocks)
+
+    @property
+    def layouts(self) -> tuple[BlockTableLayout, ...]:
+        """The plan of each group: the very objects the tables were made from."""
+        return self._engine.storage.layouts
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables lie."""
+        return self._engine.device
+
+    def warmup(self) -> None:
+        """Compile what steps launch, so that none of them has to; nothing changes."""
+        self._engine.launch_nothing()
+        for group, layout in enumerate(self.layouts):
+            if layout.slot_mode == "block":
+                length = np.ones(1, np.int32)
+                self.gather_csr(group, length, 1)
+                self.gather_token_csr(group, length, 1)
+
+    def gather_csr(self, group: int, seq_lens: HostArray, num_reqs: int) -> CsrTable:
+        """Return the kernel-block ids of the current batch, request after request.
+
+        How many a request has comes from its length, not from the blocks of its row: one
+        that was allocated early does not lengthen it.
+
+        Args:
+            group: The cache group.
+            seq_lens: Tokens of each request that this rank keeps (``local_length``), at
+                least [num_reqs] ints on the host.
+            num_reqs: Requests of the batch.
+
+        Raises:
+            InvalidEditError: The group, the count or a length is bad, or the group's
+                blocks do not follow one another.
+            RowOverflowError: A length is past the width.
+            WidthMismatchError: ``seq_lens`` is no vector of ints, or too short.
+        """
+        return self._gather(group, seq_lens, num_reqs, tokens=False)
+
+    def gather_token_csr(self, group: int, seq_lens: HostArray, num_reqs: int) -> CsrTable:
+        """Return the slots of the current batch's tokens, for kernels of block size 1.
+
+        Arguments and errors are those of ``gather_csr``; a token in a null block has
+        ``PAD_SLOT``.
+        """
+        return self._gather(group, seq_lens, num_reqs, tokens=True)
+
+    def _gather(self, group: int, seq_lens: HostArray, num_reqs: int, *, tokens: bool) -> CsrTable:
+        self._records.check_group(group)
+        self._check_num_reqs(0, num_reqs)
+        table = self._engine.storage.block_tables(num_reqs)[group]
+        return self._gatherer.gather(self.layouts[group], table, seq_lens, tokens=tokens)
+
+    def _check_num_reqs(self, num_reqs: int, num_reqs_padded: int) -> None:
+        if not num_reqs <= num_reqs_padded <= self._limits.max_num_reqs:
+            raise InvalidEditError(
+                f"num_reqs_padded {num_reqs_padded} must lie in "
+                f"{num_reqs}..{self._limits.max_num_reqs}",
+                num_reqs_padded=num_reqs_padded,
+                num_reqs=num_reqs,
+                max_num_reqs=self._limits.max_num_reqs,
+            )
+
+    def _read_tokens(
+        self, starts: HostArray, positions: HostArray, num_requests: int, num_padded: int
+    ) -> Tokens:
+        if not 0 <= num_padded <= self._limits.max_num_batched_tokens:
+            raise InvalidEditError(
+                f"num_tokens_padded {num_padded} must lie in "
+                f"0..{self._limits.max_num_batched_tokens}",
+                num_tokens_padded=num_padded,
+                max_num_batched_tokens=self._limits.max_num_batched_tokens,
+            )
+        return read_tokens(starts, positions, num_requests, num_padded, self._engine.device)
