@@ -237,13 +237,20 @@ class SmallEngine:
             whole -= 1
         if not 0 < whole < request.goal:
             return
-        for held, theirs, layout, pool in zip(
-            request.blocks, other.blocks, self.layouts, self.pools, strict=True
+        prefixes = [
+            theirs[: layout.num_blocks(whole)]
+            for theirs, layout in zip(other.blocks, self.layouts, strict=True)
+        ]
+        if any(
+            NULL_BLOCK in prefix[self.blocks_behind(whole, group) :]
+            for group, prefix in enumerate(prefixes)
         ):
-            held.extend(theirs[: layout.num_blocks(whole)])
-            for block in held:
-                if block != NULL_BLOCK:
-                    pool.refs[block] += 1
+            # a block that the new request would still see is gone
+            return
+        for held, prefix, pool in zip(request.blocks, prefixes, self.pools, strict=True):
+            held.extend(prefix)
+            for block in prefix:
+                pool.refs[block] += block != NULL_BLOCK
         request.computed = whole
 
     def has_room(self, request: SmallRequest, query: int) -> bool:
@@ -272,15 +279,22 @@ class SmallEngine:
 
     def null_behind(self, request: SmallRequest, group: int) -> None:
         """Null and free the blocks that no query sees any more (CASES C7)."""
-        spec = self.layouts[group].spec
-        seen_from = request.computed - spec.window + 1 - spec.extra_retained_tokens  # type: ignore[union-attr]
-        gone = max(seen_from, 0) // self.layouts[group].block_size
+        gone = self.blocks_behind(request.computed, group)
         held = request.blocks[group]
         if gone:
             self.tables.null_prefix(request.row, group, gone)
         for column in range(gone):
             self.pools[group].drop(held[column])
             held[column] = NULL_BLOCK
+
+    def blocks_behind(self, computed: int, group: int) -> int:
+        """Return the leading blocks that a query after ``computed`` tokens does not see."""
+        layout = self.layouts[group]
+        if layout.kind != "window":
+            return 0
+        spec = layout.spec
+        seen_from = computed - spec.window + 1 - spec.extra_retained_tokens  # type: ignore[union-attr]
+        return max(seen_from, 0) // layout.block_size
 
     def remove(self, request: SmallRequest) -> None:
         """Let a request go: its row is cleared and its blocks are given back."""

@@ -1,0 +1,238 @@
+"""The kernel against the twin: the same verdict, in any order of its programs."""
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.support.compiled import compile_resources
+from tests.support.interpreted import shuffled_programs
+from tests.support.small_engine import SmallStep
+from tests.support.spoiled_steps import (
+    HYBRID_POOLS,
+    SHARING_POOLS,
+    copy_of,
+    hybrid_layouts,
+    plain_engine,
+    sharing_layouts,
+    spoil,
+)
+
+from bt_tables.sanitizer.findings import FaultKind
+from bt_tables.sanitizer.geometry import Geometry
+from bt_tables.sanitizer.kernels import check_step, kernel_detector
+from bt_tables.sanitizer.plans import GroupPlan
+from bt_tables.sanitizer.reference import find_faults
+from bt_tables.sanitizer.step import CheckedStep, read_arguments
+from bt_width import BlockTableLayout
+
+CHECK_OF_KIND = {
+    **dict.fromkeys([FaultKind.QUERY_START, FaultKind.LENGTH], 0),
+    **dict.fromkeys([FaultKind.BLOCK_COUNT, FaultKind.TOO_FEW_BLOCKS], 0),
+    **dict.fromkeys([FaultKind.OUT_OF_POOL, FaultKind.NULL_BLOCK, FaultKind.BROKEN_SPLIT], 1),
+    **dict.fromkeys([FaultKind.STALE_TAIL, FaultKind.PADDING_ROW], 1),
+    **dict.fromkeys([FaultKind.FREED_BLOCK, FaultKind.DUPLICATE_BLOCK], 2),
+    FaultKind.SHARED_WRITE: 2,
+}
+"""Which of the kernel's four checks sees a kind; all wrong slots are the last one's."""
+
+KINDS = [
+    pytest.param(hybrid_layouts(), HYBRID_POOLS, id="hybrid"),
+    pytest.param(sharing_layouts(size=2, rank=1), SHARING_POOLS, id="second-rank-of-two"),
+]
+
+
+class Bench:
+    """A kernel and what prepares its steps."""
+
+    def __init__(self, layouts: list[BlockTableLayout], pools: list[int]) -> None:
+        self.plans = [
+            GroupPlan.of(layout, pool) for layout, pool in zip(layouts, pools, strict=True)
+        ]
+        limits = layouts[0].limits
+        self.rows = limits.max_num_reqs
+        self.geometry = Geometry(
+            self.plans, self.rows, limits.max_num_batched_tokens, fixed_addresses=False
+        )
+        self.kernel = kernel_detector.KernelDetector(self.plans, self.rows, torch.device("cpu"))
+
+    def read(self, step: SmallStep, *, with_refs: bool) -> CheckedStep:
+        arguments = read_arguments(
+            self.plans,
+            step.block_tables,
+            step.slot_mappings,
+            (step.seq_lens, step.query_start_loc),
+            step.num_blocks_of_row,
+            step.ref_counts if with_refs else None,
+        )
+        checked, findings = self.geometry.check(arguments)
+        assert not findings
+        return checked
+
+    def verdict_of_twin(self, step: CheckedStep) -> set[tuple[int, int]]:
+        """Return the checks that fail, by group; a slot that is only written twice left out."""
+        whole = torch.tensor([[plan.width] * self.rows for plan in self.plans])
+        return {
+            (0 if faults.group is None else faults.group, CHECK_OF_KIND.get(faults.kind, 3))
+            for faults in find_faults(step, whole)
+            if faults.kind is not FaultKind.SLOT_TWICE
+        }
+
+
+def damaged_steps(
+    layouts: list[BlockTableLayout], pools: list[int], seed: int, count: int
+) -> Iterator[SmallStep]:
+    engine, draw = plain_engine(layouts, pools, seed), random.Random(seed)
+    for _ in range(count):
+        sound = engine.step()
+        yield spoil(sound, draw) if draw.random() < 0.7 else sound
+
+
+def assert_same_verdict(bench: Bench, step: SmallStep, *, with_refs: bool, seed: int) -> None:
+    checked = bench.read(step, with_refs=with_refs)
+    bench.kernel.forget()
+    expected = bench.verdict_of_twin(checked)
+
+    with shuffled_programs(seed):
+        flags = bench.kernel.detect(checked)
+
+    found = {(group, check) for group, check in flags.nonzero().tolist()}
+    if (0, 0) in expected and step_is_unreadable(checked):
+        assert (0, 0) in found
+    else:
+        assert found == expected
+
+
+def step_is_unreadable(step: CheckedStep) -> bool:
+    starts = step.query_start_loc.tolist()
+    slots = min(group.slots.shape[0] for group in step.groups)
+    falls = any(a > b for a, b in itertools.pairwise([0, *starts]))
+    return bool(starts[0]) or falls or starts[step.num_reqs] > slots
+
+
+@pytest.mark.parametrize("with_refs", [True, False], ids=["counts", "no-counts"])
+@pytest.mark.parametrize(("layouts", "pools"), KINDS)
+def test_the_kernel_says_what_the_twin_says(
+    layouts: list[BlockTableLayout], pools: list[int], with_refs: bool
+) -> None:
+    bench = Bench(layouts, pools)
+    for seed, step in enumerate(damaged_steps(layouts, pools, seed=5, count=14)):
+        assert_same_verdict(bench, step, with_refs=with_refs, seed=seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("with_refs", [True, False], ids=["counts", "no-counts"])
+@pytest.mark.parametrize(("layouts", "pools"), KINDS)
+@pytest.mark.parametrize("seed", range(10))
+def test_the_kernel_says_what_the_twin_says_of_many_steps(
+    layouts: list[BlockTableLayout], pools: list[int], with_refs: bool, seed: int
+) -> None:
+    bench = Bench(layouts, pools)
+    for number, step in enumerate(damaged_steps(layouts, pools, seed, count=100)):
+        assert_same_verdict(bench, step, with_refs=with_refs, seed=number)
+
+
+@pytest.mark.parametrize("tiles", [(4, 4), (8, 32)], ids=["four", "small"])
+def test_the_size_of_a_tile_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(check_step, "_COLUMN_TILE", tiles[0])
+    monkeypatch.setattr(check_step, "_TOKEN_TILE", tiles[1])
+    layouts = hybrid_layouts()
+    bench = Bench(layouts, HYBRID_POOLS)
+    for step in damaged_steps(layouts, HYBRID_POOLS, seed=9, count=4):
+        assert_same_verdict(bench, step, with_refs=True, seed=0)
+
+
+def test_launches_do_not_see_each_others_claims() -> None:
+    layouts = sharing_layouts()
+    bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)
+    for _ in range(8):
+        assert not bench.kernel.detect(bench.read(engine.step(), with_refs=True)).any()
+
+
+def test_a_kernel_that_runs_out_of_launch_numbers_starts_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernel_detector, "MAX_LAUNCHES", 2)
+    layouts = sharing_layouts()
+    bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)
+    for _ in range(6):
+        assert not bench.kernel.detect(bench.read(engine.step(), with_refs=True)).any()
+
+
+def test_past_a_row_the_kernel_reads_as_far_as_the_row_once_reached() -> None:
+    """What was null at the last launch, and lies past every id there, is not read again."""
+    layouts = hybrid_layouts()
+    bench, engine = Bench(layouts, HYBRID_POOLS), plain_engine(layouts, HYBRID_POOLS, seed=4)
+    step = engine.step()
+    while not step.requests:
+        step = engine.step()
+    assert not bench.kernel.detect(bench.read(step, with_refs=True)).any()
+    live = int(step.num_blocks_of_row[0, 0]) * layouts[0].kernel_blocks_per_block
+    grown = copy_of(step)
+    grown.block_tables[0][0, live] = 9
+
+    unseen = bench.kernel.detect(bench.read(grown, with_refs=True))
+    bench.kernel.forget()
+    seen = bench.kernel.detect(bench.read(grown, with_refs=True))
+
+    assert not unseen.any()
+    assert seen.nonzero().tolist() == [[0, 1]]
+
+
+def test_the_detector_names_the_fault_or_says_that_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layouts = hybrid_layouts()
+    bench, engine = Bench(layouts, HYBRID_POOLS), plain_engine(layouts, HYBRID_POOLS, seed=4)
+    step = engine.step()
+    spoilt = copy_of(step)
+    spoilt.slot_mappings[0, 0] = 3
+    checked = bench.read(spoilt, with_refs=True)
+
+    named = bench.kernel.find(checked)
+    monkeypatch.setattr(kernel_detector, "find_faults", lambda *_: [])
+    gone = bench.kernel.find(checked)
+
+    assert named
+    assert gone is None
+
+
+SIGNATURE = {
+    "plans_ptr": "*i64",
+    "seq_lens_ptr": "*i32",
+    "starts_ptr": "*i32",
+    "num_blocks_ptr": "*i32",
+    "num_blocks_row_stride": "i32",
+    "num_blocks_group_stride": "i32",
+    "marks_ptr": "*i32",
+    "marks_group_stride": "i32",
+    "claims_ptr": "*i64",
+    "found_ptr": "*i64",
+    "num_reqs": "i32",
+    "num_rows": "i32",
+    "num_starts": "i32",
+    "num_slots": "i32",
+    "num_tiles": "i32",
+    "launch": "i32",
+    "HAS_REFS": "constexpr",
+    "SEARCH_STEPS": "constexpr",
+    "COLUMN_TILE": "constexpr",
+    "TOKEN_TILE": "constexpr",
+}
+
+
+@pytest.mark.parametrize("has_refs", [0, 1], ids=["no-counts", "counts"])
+def test_the_kernel_compiles_for_gpus_without_spills(has_refs: int) -> None:
+    sizes = {"SEARCH_STEPS": 9, "COLUMN_TILE": 512, "TOKEN_TILE": 128}
+
+    found = compile_resources(
+        "bt_tables.sanitizer.kernels.check_step:check_step_kernel",
+        SIGNATURE,
+        {"HAS_REFS": has_refs, **sizes},
+    )
+
+    assert [resources.architecture for resources in found] == [80, 90, 100]
+    assert all(resources.spills == resources.stack == 0 for resources in found)
