@@ -3,6 +3,7 @@
 from .agreement.backend import AttentionBackend, AttentionGroup
 from .agreement.composite import compose_builders
 from .agreement.create import CudagraphSupport, create_metadata_builders
+from .agreement.kernel_rules import KERNEL_RULES, KernelRule
 from .agreement.protocol import (
     BuilderClass,
     CudagraphLevel,
@@ -13,9 +14,11 @@ from .agreement.protocol import (
 from .agreement.setup import AttentionSetup, init_attention, prepare_kernel_block_sizes
 from .batch.common import CommonAttentionMetadata
 from .batch.geometry import local_lengths
+from .batch.ubatches import split_ubatches
 from .dsa.builder import DSAIndexerMetadataBuilder
 from .dsa.metadata import DSADecodeMetadata, DSAIndexerMetadata, DSAPrefillChunk
 from .dsa.options import DSAOptions
+from .dsa.ring import RingTailMetadata, RingTailMetadataBuilder
 from .mamba.builder import MambaMetadataBuilder
 from .mamba.metadata import (
     MambaChunks,
@@ -33,6 +36,7 @@ from .mla.options import MLAOptions
 __version__ = "0.1.0"
 
 __all__ = [
+    "KERNEL_RULES",
     "AttentionBackend",
     "AttentionGroup",
     "AttentionSetup",
@@ -45,6 +49,7 @@ __all__ = [
     "DSAIndexerMetadataBuilder",
     "DSAOptions",
     "DSAPrefillChunk",
+    "KernelRule",
     "MLAContextChunk",
     "MLADecodeMetadata",
     "MLAMetadata",
@@ -60,6 +65,8 @@ __all__ = [
     "MambaStates",
     "MetadataBuilder",
     "PlainBuilderClass",
+    "RingTailMetadata",
+    "RingTailMetadataBuilder",
     "SettledStates",
     "WidthBuilderClass",
     "__version__",
@@ -68,4 +75,5 @@ __all__ = [
     "init_attention",
     "local_lengths",
     "prepare_kernel_block_sizes",
+    "split_ubatches",
 ]

@@ -164,7 +164,11 @@ class Operations(Protocol):
 
 
 def operations_for(device: torch.device) -> Operations:
-    """Return the operations of ``device``."""
+    """Return the kernels where ``device`` is CUDA, their twins elsewhere."""
+    if device.type == "cuda":
+        from . import kernels
+
+        return kernels
     from . import reference
 
     return reference

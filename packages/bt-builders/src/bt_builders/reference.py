@@ -186,7 +186,5 @@ def _token_slots(geometry: RowGeometry, positions: _Ints, table: _Ints) -> NDArr
 
 def _state_slots(geometry: RowGeometry, positions: _Ints, slots: _Ints) -> _Ints:
     ratio = geometry.tokens_per_state
-    if ratio == 1:
-        return slots
-    completes = (slots >= 0) & ((positions + 1) % ratio == 0)
+    completes = (slots >= 0) & (positions >= 0) & ((positions + 1) % ratio == 0)
     return np.where(completes, slots // ratio, PAD_SLOT)

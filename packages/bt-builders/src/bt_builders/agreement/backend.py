@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from bt_width import CacheSpec, InvalidSpecError, MultipleOf
+from bt_width import (
+    AttentionSpec,
+    BlockTableLayout,
+    CacheSpec,
+    InvalidSpecError,
+    LayerSpec,
+    MambaSpec,
+    MultipleOf,
+    NoCommonBlockSizeError,
+    RingSpec,
+    UniformSpec,
+    select_kernel_block_size,
+)
 
 from .protocol import BuilderClass
 
@@ -55,6 +68,47 @@ class AttentionBackend:
                 span_unit=self.span_unit,
             )
 
+    def span_tokens(self, spec: CacheSpec) -> int:
+        """Return the tokens that a row of ``spec`` must span a multiple of; 1 without a span.
+
+        Where the span counts states, every layer of the group has to complete them.
+        """
+        if self.span is None:
+            return 1
+        return self.span * (tokens_per_state(spec) if self.span_unit == "states" else 1)
+
+    def check(self, layout: BlockTableLayout) -> None:
+        """Refuse a layout whose tables this backend's kernels cannot read.
+
+        ``init_attention`` plans layouts that pass; others can be checked here.
+
+        Raises:
+            NoCommonBlockSizeError: They do not read its kernel blocks.
+            InvalidSpecError: Its rows do not span what they need.
+        """
+        if is_split(layout.spec):
+            sizes = {self.name: self.supported_kernel_block_sizes}
+            if (
+                select_kernel_block_size(layout.kernel_block_size, sizes)
+                != layout.kernel_block_size
+            ):
+                raise NoCommonBlockSizeError(
+                    f"{self.name} does not read kernel blocks of {layout.kernel_block_size} "
+                    f"tokens, only {list(self.supported_kernel_block_sizes)}",
+                    backend=self.name,
+                    kernel_block_size=layout.kernel_block_size,
+                )
+        row = layout.width * layout.kernel_block_size
+        span = self.span_tokens(layout.spec)
+        if row % span:
+            raise InvalidSpecError(
+                f"{self.name} needs rows that span a multiple of {span} tokens, "
+                f"they span {row}: {layout.explain()}",
+                backend=self.name,
+                span=span,
+                row=row,
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionGroup:
@@ -82,3 +136,22 @@ class AttentionGroup:
                 group=self.name,
                 names=names,
             )
+
+
+def layers_of(spec: CacheSpec) -> tuple[LayerSpec, ...]:
+    """Return the specs of a group's layers; the first one speaks for what they share."""
+    if isinstance(spec, UniformSpec):
+        return tuple(layer for _, layer in spec.members)
+    return (spec,)
+
+
+def is_split(spec: CacheSpec) -> bool:
+    """Return whether a block may be split: a recurrent or ring group's is one column."""
+    return not isinstance(layers_of(spec)[0], MambaSpec | RingSpec)
+
+
+def tokens_per_state(spec: CacheSpec) -> int:
+    """Return the tokens after which every layer of the group has completed a state."""
+    layers = layers_of(spec)
+    sizes = [layer.tokens_per_state for layer in layers if isinstance(layer, AttentionSpec)]
+    return math.lcm(*sizes)

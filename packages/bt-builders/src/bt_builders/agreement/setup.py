@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from bt_width import (
-    AttentionSpec,
     BlockTableLayout,
     CacheSpec,
     InvalidSpecError,
@@ -22,7 +21,7 @@ from bt_width import (
     select_kernel_block_size,
 )
 
-from .backend import AttentionGroup
+from .backend import AttentionGroup, is_split, layers_of
 from .create import CudagraphSupport, create_metadata_builders, least_cudagraph_support
 from .protocol import MetadataBuilder
 
@@ -58,8 +57,8 @@ def prepare_kernel_block_sizes(groups: Sequence[AttentionGroup]) -> tuple[int, .
 
 
 def _kernel_block_size(group: AttentionGroup) -> int:
-    layer = _layers_of(group.spec)[0]
-    if isinstance(layer, MambaSpec | RingSpec):
+    layer = layers_of(group.spec)[0]
+    if not is_split(group.spec):
         return layer.block_size
     supported = {backend.name: backend.supported_kernel_block_sizes for backend in group.backends}
     try:
@@ -89,6 +88,9 @@ def init_attention(
         BlockTableLayout.plan(aligned_spec(group), limits, size)
         for group, size in zip(groups, kernel_block_sizes, strict=True)
     )
+    for group, layout in zip(groups, layouts, strict=True):
+        for backend in group.backends:
+            backend.check(layout)
     classes = [[backend.builder_class for backend in group.backends] for group in groups]
     support = least_cudagraph_support([each for of_group in classes for each in of_group])
     builders = tuple(
@@ -111,9 +113,7 @@ def aligned_spec(group: AttentionGroup) -> CacheSpec:
             span no tokens.
     """
     spans = [
-        backend.span * (_tokens_per_state(group.spec) if backend.span_unit == "states" else 1)
-        for backend in group.backends
-        if backend.span is not None
+        backend.span_tokens(group.spec) for backend in group.backends if backend.span is not None
     ]
     if not spans:
         return group.spec
@@ -133,17 +133,3 @@ def _align(group: str, spec: LayerSpec, spans: list[int]) -> LayerSpec:
             spans=spans,
         )
     return replace(spec, token_alignment=math.lcm(spec.token_alignment or 1, *spans))
-
-
-def _tokens_per_state(spec: CacheSpec) -> int:
-    """Return the tokens after which every layer of the group has completed a state."""
-    sizes = [
-        layer.tokens_per_state for layer in _layers_of(spec) if isinstance(layer, AttentionSpec)
-    ]
-    return math.lcm(*sizes)
-
-
-def _layers_of(spec: CacheSpec) -> tuple[LayerSpec, ...]:
-    if isinstance(spec, UniformSpec):
-        return tuple(layer for _, layer in spec.members)
-    return (spec,)

@@ -1,0 +1,91 @@
+"""The k-pool tail: the last tokens' keys in a ring, kept until they make a state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from bt_width import BlockTableLayout, InvalidSpecError
+
+from ..batch.common import CommonAttentionMetadata
+from ..batch.geometry import RowGeometry
+from ..batch.guard import BatchGuard
+from ..drafts import DraftSteps
+from ..operations import DraftRows, operations_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingTailMetadata:
+    """One step of a ring group.
+
+    Attributes:
+        ring_size: Tokens of a ring.
+        slot_mapping: [T] int64; ``own_block * ring_size + position % ring_size``.
+        block_table: [N, 1] int32; each request's own block.
+        num_live: [N] int32; slots of each request's ring that hold a token.
+    """
+
+    ring_size: int
+    slot_mapping: torch.Tensor
+    block_table: torch.Tensor
+    num_live: torch.Tensor
+
+
+class RingTailMetadataBuilder:
+    """Builds a ring group's metadata; its slots are the table's own."""
+
+    requires_block_table_width: ClassVar[Literal[False]] = False
+    cudagraph_support: ClassVar[Literal["always"]] = "always"
+
+    def __init__(self, layout: BlockTableLayout, device: torch.device | str) -> None:
+        """Allocate for the largest batch that ``layout`` allows.
+
+        Raises:
+            InvalidSpecError: The group is no ring.
+        """
+        if layout.slot_mode != "ring":
+            raise InvalidSpecError(
+                f"a ring's tail needs a RingSpec group, not one of kind {layout.kind}",
+                layout=layout,
+            )
+        self.layout = layout
+        self._guard = BatchGuard(layout, device)
+        device = self._guard.device
+        self._ring_size = layout.block_size
+        self._num_live = torch.zeros(layout.limits.max_num_reqs, dtype=torch.int32, device=device)
+        self._drafts = DraftSteps(layout, RowGeometry.of(layout), device, operations_for(device))
+
+    def build(self, common: CommonAttentionMetadata) -> RingTailMetadata:
+        """Return the metadata of one step; valid until the next one is built.
+
+        Raises:
+            WidthMismatchError: A tensor of ``common`` is not as planned.
+            InvalidEditError: The batch is larger than planned.
+        """
+        self._guard.check(common)
+        return self._describe(common.block_table, common.seq_lens, common.slot_mapping)
+
+    def start_drafts(self, block_table: torch.Tensor, seq_lens: torch.Tensor) -> RingTailMetadata:
+        """Return the metadata of each request's last token; see ``DraftSteps.start``."""
+        return self._draft_metadata(block_table, self._drafts.start(block_table, seq_lens))
+
+    def advance_drafts(self, block_table: torch.Tensor) -> RingTailMetadata:
+        """Move the draft steps on by one token, in place; a graph may capture it."""
+        return self._draft_metadata(block_table, self._drafts.advance(block_table))
+
+    def _draft_metadata(self, block_table: torch.Tensor, rows: DraftRows) -> RingTailMetadata:
+        return self._describe(block_table, rows.seq_lens, rows.slot_mapping)
+
+    def _describe(
+        self, block_table: torch.Tensor, seq_lens: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> RingTailMetadata:
+        num_live = self._num_live[: seq_lens.numel()]
+        torch.clamp(seq_lens, max=self._ring_size, out=num_live)
+        return RingTailMetadata(
+            ring_size=self._ring_size,
+            slot_mapping=slot_mapping,
+            block_table=block_table,
+            num_live=num_live,
+        )
