@@ -76,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_demo(args: argparse.Namespace) -> int:
+    import torch
+
     from bt_runner.demo.main import DemoOptions, run_demo
 
     options = DemoOptions(
@@ -88,6 +90,8 @@ def _run_demo(args: argparse.Namespace) -> int:
         num_blocks=args.num_blocks,
         checks=not args.no_check,
     )
+    # the demo's tensors are small: more threads would wait for each other longer than they work
+    torch.set_num_threads(1)
     return OK if run_demo(options, Console()) else MISMATCH
 
 

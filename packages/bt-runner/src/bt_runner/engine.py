@@ -1,32 +1,22 @@
-"""The decode loop: plan, update the tables once, build metadata, run the model, choose, account."""
+"""The decode loop: plan a step, run it, account for it; requests come and go in between."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from bt_builders import CommonAttentionMetadata, init_attention
-from bt_runner.batch import assemble
 from bt_runner.block_pool import BlockPool
 from bt_runner.drafters import Drafter
 from bt_runner.errors import BadInputError, RunnerError
-from bt_runner.models.cache_groups import CacheOptions, cache_groups
-from bt_runner.models.caches import Caches
+from bt_runner.model_runner import ModelRunner
+from bt_runner.models.cache_groups import CacheGroup, CacheOptions
 from bt_runner.models.config import ModelConfig
-from bt_runner.models.paged_model import PagedModel
-from bt_runner.models.step import GroupStep, ModelStep
 from bt_runner.models.weights import Weights
 from bt_runner.observer import Recorder
 from bt_runner.request import FinishReason, Request, SamplingParams
 from bt_runner.rows import RequestRows
-from bt_runner.sampling import choose_tokens, verify_drafts
-from bt_runner.scheduler import Scheduled, Scheduler, StepPlan
-from bt_runner.staging import stage_plan
-from bt_tables import StagedBlockTables
-from bt_width import ServingLimits
+from bt_runner.scheduler import Scheduled, Scheduler
+from bt_width import BlockTableLayout, ServingLimits
 
 
 class StepOutput(NamedTuple):
@@ -47,14 +37,11 @@ class Engine:
     """Runs requests through a model, all cached state in blocks.
 
     Add requests at any time, then call ``step`` until ``has_work`` is false, or let
-    ``generate`` do it.
+    ``generate`` do it. A step that raises has computed nothing: its requests start over
+    in the next one.
 
     Attributes:
-        groups: The model's cache groups.
-        layouts: Their plans.
-        caches: Their memory.
         num_steps: Steps launched.
-        recorder: What observes the steps, or None.
     """
 
     def __init__(
@@ -67,7 +54,7 @@ class Engine:
         num_blocks: int | Sequence[int] | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        """Plan the groups, then make tables, builders, caches and the model.
+        """Plan the cache groups and allocate all there is.
 
         Args:
             config: The model.
@@ -78,24 +65,26 @@ class Engine:
                 enough for ``max_num_reqs`` of the longest requests.
             drafter: What guesses tokens ahead; ``limits`` says how many.
         """
-        embedding = weights[config.names.embedding]
-        self._device, self._dtype = embedding.device, embedding.dtype
-        self.groups = cache_groups(config, options or CacheOptions())
-        setup = init_attention([group.attention for group in self.groups], limits, self._device)
-        self.layouts = setup.layouts
-        self._builders = [per_ubatch[0] for per_ubatch in setup.builders]
-        pool_sizes = self._pool_sizes(limits, num_blocks)
-        self._rows = RequestRows(self.layouts, pool_sizes)
-        self._tables = StagedBlockTables(self.layouts, device=self._device, num_blocks=pool_sizes)
-        self.caches = Caches(self.groups, self.layouts, pool_sizes, self._dtype, self._device)
-        self._model = PagedModel(config, weights, self.caches)
+        self._runner = ModelRunner(
+            config, weights, limits, options=options or CacheOptions(), num_blocks=num_blocks
+        )
+        self._rows = RequestRows(self._runner.layouts, self._runner.num_blocks)
         self._scheduler = Scheduler(limits, self._rows)
-        self._limits = limits
         self._drafter = drafter
+        self._max_drafts = limits.num_speculative_tokens
         self._requests: dict[str, Request] = {}
         self._num_added = 0
         self.num_steps = 0
-        self.recorder: Recorder | None = None
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The model's cache groups."""
+        return self._runner.groups
+
+    @property
+    def layouts(self) -> tuple[BlockTableLayout, ...]:
+        """The plan of each group."""
+        return self._runner.layouts
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
@@ -103,9 +92,18 @@ class Engine:
         return self._rows.pools
 
     @property
+    def cache_bytes(self) -> tuple[int, ...]:
+        """The bytes of each group's caches."""
+        return tuple(self._runner.caches.num_bytes(group) for group in self.groups)
+
+    @property
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
         return bool(self._requests)
+
+    def observe(self, recorder: Recorder) -> None:
+        """Let ``recorder`` see every step from now on."""
+        self._runner.recorder = recorder
 
     def new_request(
         self,
@@ -161,103 +159,41 @@ class Engine:
         while self.has_work:
             yield from self.step()
 
-    @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Compute one batch and choose tokens for those of its requests that are due one."""
         plan = self._scheduler.schedule(last_step=self.num_steps)
-        if not plan.scheduled:
-            if self.has_work:
-                raise RunnerError("no request can be computed, and none is under way")
-            return []
-        self.num_steps += 1
-        logits = self._run(plan)
-        chosen = self._choose(plan, logits)
-        self._rows.complete(self.num_steps)
-        return self._account(plan, chosen)
-
-    def _run(self, plan: StepPlan) -> Tensor:
-        """Return the logits ``[S, vocab]`` of all positions that a token is chosen after."""
-        stage_plan(self._tables, plan)
-        batch = assemble(plan.scheduled, self._device)
-        tables = self._tables.step(batch.for_tables())
-        commons = batch.for_builders(self.layouts, tables)
-        step = ModelStep(
-            token_ids=batch.token_ids,
-            positions=batch.positions,
-            owners=batch.request_of_token,
-            groups=self._build_metadata(commons),
-            dtype=self._dtype,
-        )
-        layer_outputs = self._model.forward(step)
-        logits = self._model.logits(layer_outputs[-1][self._choice_rows(plan)])
-        if self.recorder is not None:
-            self.recorder.record(self.num_steps, plan.scheduled, layer_outputs, logits)
-        return logits
-
-    def _build_metadata(self, commons: Sequence[CommonAttentionMetadata]) -> dict[str, GroupStep]:
-        return {
-            group.name: GroupStep(common, [builder.build(common) for builder in builders])
-            for group, builders, common in zip(self.groups, self._builders, commons, strict=True)
-        }
-
-    def _choice_rows(self, plan: StepPlan) -> Tensor:
-        rows: list[int] = []
-        end = 0
-        for part in plan.scheduled:
-            end += len(part.token_ids)
-            rows += range(end - part.num_choices, end)
-        return torch.tensor(rows, dtype=torch.int64).to(self._device)
-
-    @staticmethod
-    def _choose(plan: StepPlan, logits: Tensor) -> list[int]:
-        params: list[SamplingParams] = []
-        positions: list[int] = []
-        for part in plan.scheduled:
-            params += [part.request.params] * part.num_choices
-            positions += range(part.seq_len - part.num_choices + 1, part.seq_len + 1)
-        return choose_tokens(logits, params, positions)
-
-    def _account(self, plan: StepPlan, chosen: list[int]) -> list[StepOutput]:
+        try:
+            self._runner.stage(plan)
+            if not plan.scheduled:
+                if self.has_work:
+                    raise RunnerError("no request can be computed, and none is under way")
+                return []
+            self.num_steps += 1
+            kept = self._runner.run(self.num_steps, plan.scheduled)
+        except BaseException:
+            self._scheduler.start_over(self.num_steps)
+            self._runner.forget_tables()
+            raise
+        finally:
+            self._rows.complete(self.num_steps)
         outputs = []
-        next_choice = 0
-        for part in plan.scheduled:
-            ours = chosen[next_choice : next_choice + part.num_choices]
-            next_choice += part.num_choices
-            outputs += self._account_one(part, ours)
+        for part, tokens in zip(plan.scheduled, kept, strict=True):
+            outputs += self._account(part, tokens)
         return outputs
 
-    def _account_one(self, part: Scheduled, chosen: list[int]) -> list[StepOutput]:
+    def _account(self, part: Scheduled, kept: list[int]) -> list[StepOutput]:
+        """Take a request's tokens, then end it or move it on."""
         request = part.request
-        if not chosen:
+        if not kept:
             self._scheduler.advance(request, part.seq_len, self.num_steps)
             return []
-        kept = verify_drafts(part.token_ids[len(part.token_ids) - part.num_drafts :], chosen)
         taken = request.accept(kept)
         if request.finish_reason is not None:
             del self._requests[request.request_id]
             self._scheduler.finish(request, self.num_steps)
         else:
-            request.num_accepted = len(kept)
-            num_rejected = part.num_drafts - (len(kept) - 1)
+            num_rejected = part.num_drafts + 1 - len(kept)
             self._scheduler.advance(request, part.seq_len - num_rejected, self.num_steps)
-            self._draft(request)
+            if self._drafter is not None:
+                request.drafts = list(self._drafter.propose(request.tokens, self._max_drafts))
         return [StepOutput(request.request_id, taken, request.finish_reason)]
-
-    def _draft(self, request: Request) -> None:
-        if self._drafter is not None:
-            request.drafts = list(
-                self._drafter.propose(request.tokens, self._limits.num_speculative_tokens)
-            )
-
-    def _pool_sizes(
-        self, limits: ServingLimits, num_blocks: int | Sequence[int] | None
-    ) -> tuple[int, ...]:
-        if isinstance(num_blocks, int):
-            return (num_blocks,) * len(self.layouts)
-        if num_blocks is not None:
-            return tuple(num_blocks)
-        in_flight = limits.max_num_batched_tokens
-        return tuple(
-            1 + limits.max_num_reqs * layout.max_resident_blocks(in_flight)
-            for layout in self.layouts
-        )

@@ -45,11 +45,12 @@ def _noise(vocab_size: int, params: SamplingParams, position: int) -> Tensor:
 
 
 def verify_drafts(drafts: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """Return the tokens of a step that are kept: agreed drafts, and one the model chose.
+    """Return the tokens of a step that are kept: agreed drafts, and one chosen after them.
 
     Args:
         drafts: The guesses.
-        chosen: What the model chose after each token computed, one more than ``drafts``.
+        chosen: What the model chose after each token computed, one more than ``drafts``;
+            none in the midst of a prompt.
     """
     agreed = 0
     while agreed < len(drafts) and drafts[agreed] == chosen[agreed]:

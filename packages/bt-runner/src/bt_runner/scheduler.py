@@ -44,6 +44,11 @@ class Scheduled:
         """Tokens of the request after the step, drafts included."""
         return self.start + len(self.token_ids)
 
+    @property
+    def drafts(self) -> list[int]:
+        """The drafts among the tokens."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
@@ -106,7 +111,8 @@ class Scheduler:
         self._rows.require_room(request)
 
     def add(self, request: Request) -> None:
-        """Let a request wait that ``require_fit`` has passed."""
+        """Let a request wait; it raises what ``require_fit`` does."""
+        self.require_fit(request)
         self.waiting.append(request)
 
     def schedule(self, last_step: int) -> StepPlan:
@@ -153,6 +159,13 @@ class Scheduler:
         else:
             self.running.remove(request)
             self._give_up_row(request, last_step)
+
+    def start_over(self, last_step: int) -> None:
+        """Put all running requests back to the front of the queue, and clear every row."""
+        while self.running:
+            self._preempt(self.running.pop(), last_step)
+        self._null_prefixes = []
+        self._cleared_rows = list(range(self._limits.max_num_reqs))
 
     @property
     def _blocks_are_returning(self) -> bool:

@@ -69,11 +69,13 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     engine = Engine(config, weights, limits, num_blocks=options.num_blocks)
     console.print(f"bt-runner demo on {device}, {options.dtype}", highlight=False)
     console.print(groups_table(engine))
-    recorder = engine.recorder = Recorder() if options.checks else None
+    recorder = Recorder()
+    if options.checks:
+        engine.observe(recorder)
     requests = _decode(engine, prompts, options.max_new_tokens, console)
     console.print(requests_table(requests, [prompt.name for prompt in prompts]))
     print_summary(console, engine, requests)
-    if recorder is None:
+    if not options.checks:
         return True
     verdicts = _check(DenseModel(config, weights), requests, recorder, console)
     return print_check(console, verdicts, near_tie_bound(dtype))

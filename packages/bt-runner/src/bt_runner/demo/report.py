@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -14,44 +15,42 @@ from bt_runner.request import Request
 
 def groups_table(engine: Engine) -> Table:
     """Return one line per cache group."""
-    table = Table(title="cache groups", title_justify="left")
-    table.add_column("group")
-    for heading in (
-        "layers",
-        "block size",
-        "kernel block",
-        "blocks per request",
-        "width",
-        "pool",
-        "bytes",
-    ):
-        table.add_column(heading, justify="right")
-    for group, layout, pool in zip(engine.groups, engine.layouts, engine.pools, strict=True):
-        table.add_row(
-            group.name,
-            str(group.num_layers),
-            str(layout.block_size),
-            str(layout.kernel_block_size),
-            str(layout.max_num_blocks),
-            str(layout.width),
-            str(pool.num_blocks),
-            f"{engine.caches.num_bytes(group):,}",
+    table = _table(
+        "cache groups",
+        ("group",),
+        ("layers", "block", "kernel block", "per request", "width", "pool", "bytes"),
+    )
+    rows = zip(engine.groups, engine.layouts, engine.pools, engine.cache_bytes, strict=True)
+    for group, layout, pool, num_bytes in rows:
+        numbers = (
+            group.num_layers,
+            layout.block_size,
+            layout.kernel_block_size,
+            layout.max_num_blocks,
+            layout.width,
+            pool.num_blocks,
+            num_bytes,
         )
+        table.add_row(group.name, *(f"{number:,}" for number in numbers))
     return table
 
 
 def requests_table(requests: Sequence[Request], names: Sequence[str]) -> Table:
     """Return one line per request."""
-    table = Table(title="requests", title_justify="left")
-    table.add_column("request")
-    table.add_column("text")
-    for heading in ("prompt", "new", "ended by"):
-        table.add_column(heading, justify="right")
+    table = _table("requests", ("request", "text"), ("prompt", "new", "ended by"))
     for request, name in zip(requests, names, strict=True):
         reason = request.finish_reason.value if request.finish_reason else "-"
-        table.add_row(
-            request.request_id, name, str(request.prompt_len), str(len(request.output)), reason
-        )
+        numbers = (f"{request.prompt_len:,}", str(len(request.output)), reason)
+        table.add_row(request.request_id, name, *numbers)
+    return table
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    for heading in texts:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
@@ -68,8 +67,9 @@ def print_summary(console: Console, engine: Engine, requests: Sequence[Request])
         f"requests {len(requests)}  tokens {prompt:,} read, {new:,} written  "
         f"steps {engine.num_steps}  preemptions {preemptions}",
         highlight=False,
+        soft_wrap=True,
     )
-    console.print(f"blocks in use at the peak: {peaks}", highlight=False)
+    console.print(f"blocks in use at the peak: {peaks}", highlight=False, soft_wrap=True)
 
 
 def print_check(console: Console, verdicts: Sequence[Verdict], bound: float) -> bool:
@@ -78,7 +78,9 @@ def print_check(console: Console, verdicts: Sequence[Verdict], bound: float) -> 
     num_ties = sum(verdict.num_near_ties for verdict in verdicts)
     largest = max(verdict.max_logit_difference for verdict in verdicts)
     for verdict in wrong:
-        console.print(f"MISMATCH {verdict.request_id}: {verdict.difference}", style="red")
+        console.print(
+            f"MISMATCH {verdict.request_id}: {verdict.difference}", style="red", soft_wrap=True
+        )
     tokens = sum(verdict.num_tokens for verdict in verdicts)
     ties = f"; {num_ties} near ties (gap below {bound:g} of the range)" if num_ties else ""
     console.print(
@@ -86,5 +88,6 @@ def print_check(console: Console, verdicts: Sequence[Verdict], bound: float) -> 
         f"reference, {tokens:,} tokens{ties}; largest difference of logits {largest:.1e}",
         style="red" if wrong else "green",
         highlight=False,
+        soft_wrap=True,
     )
     return not wrong

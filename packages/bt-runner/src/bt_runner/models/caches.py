@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bt_runner.models.cache_groups import CachedTensor, CacheGroup, cache_dtype
+from bt_runner.models.paging import write
 from bt_tables import kv_cache_shape
 from bt_width import BlockTableLayout, UniformSpec
 
@@ -43,6 +44,12 @@ class Caches:
     def num_bytes(self, group: CacheGroup) -> int:
         """Return the bytes of a group's tensors."""
         return sum(self[tensor.layer, tensor.name].nbytes for tensor in group.tensors)
+
+    def copy(self, group: CacheGroup, source_ids: Tensor, target_ids: Tensor) -> None:
+        """Copy blocks of all a group's caches; nothing where the target is the null block."""
+        for tensor in group.tensors:
+            cache = self[tensor.layer, tensor.name]
+            write(cache, target_ids, cache[source_ids])
 
 
 def _member(layout: BlockTableLayout, tensor: CachedTensor) -> str | None:

@@ -8,9 +8,8 @@ from torch import Tensor
 from bt_builders import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
 from bt_runner.models.attention import PartialAttention, attend, merge
 from bt_runner.models.mla import LatentProjections
-from bt_runner.models.paging import read_line, read_rows
+from bt_runner.models.paging import read_line, read_rows, write
 from bt_runner.models.step import ModelStep
-from bt_tables import write_cache
 
 
 class DenseAttention:
@@ -27,7 +26,7 @@ class DenseAttention:
         config = self._projections.config
         metadata = step.groups[self._group].of(MLAMetadata)
         projected = self._projections.project(hidden, step.rotation(config.rope))
-        write_cache(self._cache, projected.row, metadata.slot_mapping)
+        write(self._cache.flatten(0, 1), metadata.slot_mapping, projected.row)
         num_decode = metadata.decode.num_tokens
         parts = []
         if num_decode:

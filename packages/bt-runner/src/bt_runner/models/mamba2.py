@@ -10,7 +10,7 @@ from bt_builders import MambaMetadata, MambaStates
 from bt_runner.models.cache_groups import CHUNK_SIZE
 from bt_runner.models.config import MambaLayer
 from bt_runner.models.numerics import rms_norm, widened
-from bt_runner.models.paging import write_states
+from bt_runner.models.paging import write
 from bt_runner.models.recurrence import Convolved, Inputs, convolve, recur, scan
 from bt_runner.models.weights import Weights
 
@@ -92,7 +92,7 @@ class Mamba2Mixer:
         tokens = (starts + offsets).clamp(max=part.num_tokens - 1)
         outputs = recur(_take(inputs, tokens, is_token), _source(part.states, cache))
         ids = part.states.state_ids[:, : part.max_query_len].where(is_token, 0)
-        write_states(cache, ids.flatten(), outputs.states.flatten(0, 1))
+        write(cache, ids.flatten(), outputs.states.flatten(0, 1))
         owners = torch.searchsorted(
             part.query_start_loc[1:].contiguous(),
             torch.arange(part.num_tokens, device=starts.device),
@@ -115,7 +115,7 @@ class Mamba2Mixer:
         owners = chunks.seq_idx.to(torch.int64)
         is_first = torch.cat((owners.new_ones(1), owners.diff())) != 0
         outputs = scan(lines, _source(part.states, cache)[owners], is_first)
-        write_states(cache, part.states.state_ids[:, 0], outputs.states[chunks.last_chunk_indices])
+        write(cache, part.states.state_ids[:, 0], outputs.states[chunks.last_chunk_indices])
         read = inputs.values.new_zeros(part.num_tokens + 1, *outputs.read.shape[2:])
         read[tokens.where(is_token, part.num_tokens)] = outputs.read
         return read[:-1]
@@ -129,11 +129,11 @@ class Mamba2Mixer:
             tokens = starts + torch.arange(decode.max_query_len, device=cache.device)
             ids = decode.states.state_ids[:, : decode.max_query_len].where(tokens < ends, 0)
             places = convolved.places[tokens.clamp(max=decode.num_tokens - 1).flatten()]
-            write_states(cache, ids.flatten(), convolved.line[places[:, None] + offsets])
+            write(cache, ids.flatten(), convolved.line[places[:, None] + offsets])
         if prefill.num_tokens:
             last = prefill.first_token + prefill.query_start_loc[1:] - 1
             windows = convolved.line[convolved.places[last][:, None] + offsets]
-            write_states(cache, prefill.states.state_ids[:, 0], windows)
+            write(cache, prefill.states.state_ids[:, 0], windows)
 
     def _output(self, read: Tensor, gate: Tensor) -> Tensor:
         gated = (read * F.silu(widened(gate))).view(len(read), self._config.num_groups, -1)

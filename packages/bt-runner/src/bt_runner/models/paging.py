@@ -1,4 +1,4 @@
-"""Reading a paged cache: through a table row, at given positions, or many requests in a line.
+"""Reading and writing a paged cache: through rows, at slots, or many requests in a line.
 
 B and N rows, W columns, S tokens of a row, D numbers of a state; a kernel block holds
 ``kernel_block_size`` of them.
@@ -69,13 +69,16 @@ def read_line(
     return cache.flatten(0, 1)[slots]
 
 
-def write_states(cache: Tensor, ids: Tensor, states: Tensor) -> None:
-    """Write whole blocks; where an id is null, the null block keeps what it holds.
+def write(cache: Tensor, places: Tensor, values: Tensor) -> None:
+    """Write to places of a cache; where one is padding or null, nothing changes.
+
+    Place 0 belongs to the null block, so that whatever is not to be kept writes there
+    what it finds there: shapes do not depend on values, and nothing is read by the host.
 
     Args:
-        cache: ``[blocks, ...]``.
-        ids: ``[B]``, no block twice but the null block.
-        states: ``[B, ...]``.
+        cache: ``[places, ...]``, by block or by slot.
+        places: ``[B]``; none twice but those that are padding or null.
+        values: ``[B, ...]``.
     """
-    is_null = (ids == NULL_BLOCK).view(-1, *(1,) * (cache.dim() - 1))
-    cache[ids] = torch.where(is_null, cache[:1], states.to(cache.dtype))
+    is_kept = (places > NULL_BLOCK).view(-1, *(1,) * (cache.dim() - 1))
+    cache[places.clamp(min=NULL_BLOCK)] = torch.where(is_kept, values.to(cache.dtype), cache[:1])

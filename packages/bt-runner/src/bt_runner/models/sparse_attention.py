@@ -10,9 +10,8 @@ from bt_runner.errors import RunnerError
 from bt_runner.models.attention import attend
 from bt_runner.models.indexer import NOTHING, IndexProjections, IndexQuery, choose, score
 from bt_runner.models.mla import LatentProjections, Projected
-from bt_runner.models.paging import read_line, read_rows, read_slots, slots_at
+from bt_runner.models.paging import read_line, read_rows, read_slots, slots_at, write
 from bt_runner.models.step import ModelStep
-from bt_tables import write_cache
 
 
 class Indexer:
@@ -30,7 +29,7 @@ class Indexer:
         rotation = step.rotation(config.rope)
         metadata = step.groups[self._group].of(DSAIndexerMetadata)
         keys = self._projections.keys(hidden, rotation)
-        write_cache(self._cache, keys, metadata.slot_mapping)
+        write(self._cache.flatten(0, 1), metadata.slot_mapping, keys)
         query = self._projections.queries(hidden, query_latent, rotation)
         parts = []
         if metadata.decode.num_tokens:
@@ -89,7 +88,7 @@ class SparseAttention:
         """
         common = step.groups[self._group].common
         projected = self._projections.project(hidden, step.rotation(self._projections.config.rope))
-        write_cache(self._cache, projected.row, common.slot_mapping)
+        write(self._cache.flatten(0, 1), common.slot_mapping, projected.row)
         if self._indexer is not None:
             chosen = self._indexer(hidden, projected.query_latent, step)
         if chosen is None:
