@@ -17,6 +17,9 @@ from tests.support.hf_models import (
     tiny_model,
 )
 from tests.support.hf_recording import record
+from tests.support.one_thread import one_thread
+
+__all__ = ["case_of", "checkpoint", "one_thread"]
 
 from bt_runner.models.checkpoint import load_weights, read_config
 

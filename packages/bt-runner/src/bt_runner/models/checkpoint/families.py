@@ -76,7 +76,7 @@ def _deepseek(fields: Fields, family: str) -> ModelConfig:
     )
     mlp = MLP(intermediate_size=fields.count("intermediate_size"))
     moe = _moe(fields)
-    kinds = fields.texts("mlp_layer_types", num_layers)
+    kinds = fields.texts("mlp_layer_types", num_layers, ("dense", "sparse"))
     num_dense = fields.get("first_k_dense_replace", int, 3)
     layers = [
         AttentionLayer(
@@ -154,12 +154,12 @@ def _selections(fields: Fields, family: str, num_layers: int) -> list[Selection]
 
 def _indexer_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """Return "full" or "shared" per layer: listed, as a pattern of letters, or every so many."""
-    kinds = fields.texts("indexer_types", num_layers)
+    kinds = fields.texts("indexer_types", num_layers, ("full", "shared"))
     if kinds is not None:
         return kinds
-    pattern = fields.get("index_topk_pattern", str, "")
-    if pattern:
-        return tuple("shared" if letter == "S" else "full" for letter in pattern)
+    letters = fields.texts("index_topk_pattern", num_layers, ("F", "S"))
+    if letters is not None:
+        return tuple("shared" if letter == "S" else "full" for letter in letters)
     freq = fields.count("index_topk_freq", 1)
     offset = fields.get("index_skip_topk_offset", int, 2)
     return tuple(

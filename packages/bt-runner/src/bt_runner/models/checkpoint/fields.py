@@ -66,19 +66,24 @@ class Fields:
             )
         return value
 
-    def texts(self, name: str, length: int) -> tuple[str, ...] | None:
-        """Return a field that names something for each of ``length`` layers, or None."""
+    def texts(self, name: str, length: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return a field that has one of ``known`` for each of ``length`` layers, or None."""
         value = self._raw.get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) != length:
+        if (
+            not isinstance(value, list | str)
+            or len(value) != length
+            or not all(entry in known for entry in value)
+        ):
             raise BadInputError(
-                f"{self._source}: {name} must have one entry for each of {length} layers",
+                f"{self._source}: {name} must have {' or '.join(known)} for each of "
+                f"{length} layers, and is {value!r}",
                 source=self._source,
                 field=name,
                 num_layers=length,
             )
-        return tuple(str(entry) for entry in value)
+        return tuple(value)
 
     def raw(self, name: str) -> object:
         """Return a field as it stands, None where it is missing."""

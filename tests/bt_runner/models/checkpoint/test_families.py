@@ -1,0 +1,164 @@
+"""What a ``config.json`` says is understood, or refused with the field that is to blame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.checkpoints import DEEPSEEK, MAMBA2, write_config
+
+from bt_runner.errors import BadInputError
+from bt_runner.models.checkpoint import read_config
+from bt_runner.models.config import AttentionLayer, MambaLayer, SelectTopK
+
+OLD_YARN = {
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 40,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
+    "type": "yarn",
+}
+
+
+def _first_attention(directory: Path) -> AttentionLayer:
+    layer = read_config(directory).layers[0]
+    assert isinstance(layer, AttentionLayer)
+    return layer
+
+
+def test_older_files_keep_theta_outside_the_scaling(tmp_path: Path) -> None:
+    """``rope_scaling`` with ``type``, and ``rope_theta`` beside it, as DeepSeek published them."""
+    write_config(tmp_path, DEEPSEEK, rope_scaling=OLD_YARN, rope_theta=20_000)
+
+    layer = _first_attention(tmp_path)
+
+    assert layer.mla.rope.theta == 20_000
+    assert layer.mla.rope.yarn is not None
+    assert layer.mla.rope.yarn.factor == 40
+    assert isinstance(layer.selection, SelectTopK)
+    assert layer.selection.rope.yarn == layer.mla.rope.yarn
+
+
+@pytest.mark.parametrize(
+    ("changes", "interleaved"),
+    [
+        pytest.param({}, False, id="deepseek"),
+        pytest.param({"model_type": "glm_moe_dsa"}, True, id="glm"),
+        pytest.param(
+            {"model_type": "glm_moe_dsa", "indexer_rope_interleave": False}, False, id="glm-told"
+        ),
+    ],
+)
+def test_families_pair_index_dimensions_differently(
+    tmp_path: Path, changes: dict[str, Any], interleaved: bool
+) -> None:
+    """DeepSeek-V3.2 pairs the two halves, GLM neighbours; attention pairs neighbours in both."""
+    write_config(tmp_path, DEEPSEEK, **changes)
+
+    layer = _first_attention(tmp_path)
+
+    assert isinstance(layer.selection, SelectTopK)
+    assert layer.selection.rope.interleaved is interleaved
+    assert layer.mla.rope.interleaved
+
+
+def test_inner_norms_keep_their_own_epsilon(tmp_path: Path) -> None:
+    """The latents' and the index keys' epsilon is 1e-6, whatever ``rms_norm_eps`` says."""
+    write_config(tmp_path, DEEPSEEK, rms_norm_eps=1e-3)
+
+    layer = _first_attention(tmp_path)
+
+    assert read_config(tmp_path).norm_eps == 1e-3
+    assert layer.mla.latent_norm_eps == 1e-6
+    assert isinstance(layer.selection, SelectTopK)
+    assert layer.selection.norm_eps == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, ()), (7, (7,)), ([7, 8], (7, 8))], ids=["none", "one", "several"]
+)
+def test_stop_tokens(tmp_path: Path, value: object, expected: tuple[int, ...]) -> None:
+    """``eos_token_id`` is a number, a list or missing."""
+    write_config(tmp_path, MAMBA2, eos_token_id=value)
+
+    assert read_config(tmp_path).stop_token_ids == expected
+
+
+@pytest.mark.parametrize("infinity", [float("inf"), {"__float__": "Infinity"}], ids=["json", "hf"])
+def test_unlimited_steps_are_written_two_ways(tmp_path: Path, infinity: object) -> None:
+    """Infinity is a bare word in old files and an object in new ones."""
+    write_config(tmp_path, MAMBA2, time_step_limit=[0.0, infinity])
+
+    assert isinstance(read_config(tmp_path).layers[0], MambaLayer)
+
+
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("other-family", DEEPSEEK, {"model_type": "llama"}, "llama models are not built here"),
+    ("no-family", DEEPSEEK, {"model_type": None}, "model_type must be str, and is None"),
+    ("quantized", DEEPSEEK, {"quantization_config": {"fmt": "e4m3"}}, "quantization_config"),
+    ("activation", DEEPSEEK, {"hidden_act": "gelu"}, "hidden_act is 'gelu', and only 'silu'"),
+    ("missing", DEEPSEEK, {"kv_lora_rank": None}, "kv_lora_rank must be int, and is None"),
+    ("no-query-latent", DEEPSEEK, {"q_lora_rank": None}, "q_lora_rank"),
+    ("text", DEEPSEEK, {"hidden_size": "8"}, "hidden_size must be int, and is '8'"),
+    ("truth", DEEPSEEK, {"hidden_size": True}, "hidden_size must be int, and is True"),
+    ("zero", DEEPSEEK, {"index_topk": 0}, "index_topk must be at least 1, and is 0"),
+    ("every-other-moe", DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq is 2, and only 1"),
+    ("softmax-router", DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func"),
+    ("grouped-heads", DEEPSEEK, {"num_key_value_heads": 1}, "num_key_value_heads is 1"),
+    ("rope-kind", DEEPSEEK, {"rope_parameters": {"rope_type": "llama3"}}, "'llama3' is not built"),
+    (
+        "short-list",
+        DEEPSEEK,
+        {"mlp_layer_types": ["dense"]},
+        "dense or sparse for each of 2 layers",
+    ),
+    ("scaling-text", DEEPSEEK, {"rope_parameters": "yarn"}, "rope_parameters is not a JSON object"),
+    ("limited-step", MAMBA2, {"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
+    ("expand", MAMBA2, {"expand": 4}, "expand is 4, and only 2.0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "message"), [pytest.param(*case[1:], id=case[0]) for case in REFUSED]
+)
+def test_what_is_not_built_is_refused_by_name(
+    tmp_path: Path, fields: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    """The message names the field and what it holds."""
+    write_config(tmp_path, fields, **changes)
+
+    with pytest.raises(BadInputError, match=message):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "cannot read .*config.json"), ("{", "is not JSON"), ("[]", "is not a JSON object")],
+    ids=["missing", "broken", "a-list"],
+)
+def test_file_that_is_no_configuration(tmp_path: Path, text: str | None, message: str) -> None:
+    """A missing or broken file is named."""
+    if text is not None:
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+
+    with pytest.raises(BadInputError, match=message):
+        read_config(tmp_path)
+
+
+def test_pattern_must_name_every_layer(tmp_path: Path) -> None:
+    """A pattern of indexers for fewer layers than there are is refused."""
+    write_config(tmp_path, DEEPSEEK, model_type="glm_moe_dsa", index_topk_pattern="F")
+
+    with pytest.raises(BadInputError, match="index_topk_pattern"):
+        read_config(tmp_path)
+
+
+def test_kinds_of_indexers_must_be_known(tmp_path: Path) -> None:
+    """An indexer that is neither full nor shared is refused."""
+    write_config(tmp_path, DEEPSEEK, model_type="glm_moe_dsa", indexer_types=["full", "none"])
+
+    with pytest.raises(BadInputError, match="indexer_types"):
+        read_config(tmp_path)
