@@ -1,14 +1,18 @@
 """How a width came about, in words and numbers."""
 
+from collections.abc import Callable
+
 import pytest
-from tests.support.kinds import EVERY_KIND
+from tests.support.kinds import ALIGN, EVERY_KIND
 from tests.support.plans import plan
 
 from bt_width import (
     AttentionSpec,
+    BlockTableLayout,
     CacheSpec,
     MambaSpec,
     RingSpec,
+    RowOverflowError,
     SlidingWindowSpec,
     UniformSpec,
 )
@@ -93,3 +97,23 @@ def test_an_explanation_is_one_paragraph_that_ends_in_the_width(spec: CacheSpec)
 
         assert "\n" not in layout.explain()
         assert f"{layout.width} column" in layout.explain()
+
+
+@pytest.mark.parametrize(
+    "overflow",
+    [
+        pytest.param(lambda layout: layout.num_blocks(1001), id="tokens"),
+        pytest.param(lambda layout: layout.state_column(64 * 19), id="state"),
+        pytest.param(lambda layout: layout.expand([1] * 19), id="blocks"),
+    ],
+)
+def test_an_error_about_a_width_carries_its_derivation(
+    overflow: Callable[[BlockTableLayout], object],
+) -> None:
+    layout = plan(ALIGN, 1000)
+
+    with pytest.raises(RowOverflowError) as caught:
+        overflow(layout)
+
+    assert layout.width == 18
+    assert layout.explain() in str(caught.value)
