@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -16,7 +18,7 @@ from bt_runner.errors import BadInputError
 from bt_runner.geometry.options import geometry_of, groups_of, limits_of
 from bt_runner.replay.arrivals import Arrivals
 from bt_runner.replay.check import VerificationError
-from bt_runner.replay.counting import CountingExecutor
+from bt_runner.replay.counting import UpdateCounts, counting_executor
 from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.pool_sizes import average_pool_sizes
 from bt_runner.replay.trace import MalformedLine, TraceRequest, read_trace
@@ -56,20 +58,32 @@ def run(args: argparse.Namespace) -> int:
     _require_options(args)
     malformed, refused = _Complaints(args.strict), _Complaints(args.strict)
     requests = _read_requests(args, malformed)
-    replay, executor = _prepare(args, requests)
+    replay, counts = _prepare(args, requests)
     arrivals = Arrivals(requests, args.step_ms if args.arrivals == "trace" else None)
     try:
-        _drive(replay, arrivals, len(requests), lambda line, why: refused.add(line.line, why))
+        with _one_thread():
+            _drive(replay, arrivals, len(requests), lambda line, why: refused.add(line.line, why))
     except VerificationError as error:
         print(f"step {replay.summary.num_steps}: {error}", file=sys.stderr)
         return 1
     summary = replay.summary
     summary.num_malformed = malformed.count
-    summary.num_launches = executor.num_launches
-    summary.num_copies = executor.num_copies
-    summary.num_bytes = executor.num_bytes
+    summary.num_launches = counts.num_launches
+    summary.num_copies = counts.num_copies
+    summary.num_bytes = counts.num_bytes
     print(json.dumps(summary.to_record(), indent=2) if args.json else summary.to_text())
     return 0
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: a step's arrays are small, and more would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _require_options(args: argparse.Namespace) -> None:
@@ -95,10 +109,10 @@ def _read_requests(args: argparse.Namespace, malformed: _Complaints) -> list[Tra
 
 def _prepare(
     args: argparse.Namespace, requests: Sequence[TraceRequest]
-) -> tuple[Replay, CountingExecutor]:
+) -> tuple[Replay, UpdateCounts]:
     geometry = geometry_of(args)
     groups = [group.attention for group in groups_of(args, geometry)]
-    executor = CountingExecutor(find_device(args.device))
+    executor = counting_executor(find_device(args.device))
     setup = init_attention(groups, limits_of(args, geometry), executor.device)
     num_blocks = _pool_sizes(args.blocks, setup.layouts, requests)
     tables = StagedBlockTables(setup.layouts, device=executor, num_blocks=num_blocks)
@@ -106,10 +120,9 @@ def _prepare(
         acceptance=args.acceptance,
         seed=args.seed,
         verify_every=args.verify_every,
-        device=executor.device,
     )
     names = tuple(group.name for group in groups)
-    return Replay(names, setup, tables, num_blocks, options), executor
+    return Replay(names, setup, tables, num_blocks, options), executor.counts
 
 
 def _pool_sizes(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
 import torch
 
-from bt_tables._core.executor import CsrLaunch, Executor, Fence, StepLaunch, executor_for
-from bt_tables._core.storage import Storage
+from bt_tables.devices import CpuExecutor, CudaExecutor
+
+Launch: TypeAlias = Callable[..., None]
 
 
-class CountingExecutor:
-    """Counts what passes on its way to a device.
+@dataclass(slots=True)
+class UpdateCounts:
+    """What table updates have cost so far.
 
     Attributes:
         num_copies: Copies to the device.
@@ -17,44 +23,54 @@ class CountingExecutor:
         num_launches: Launches.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        """Count from 0."""
-        self.num_copies = 0
-        self.num_bytes = 0
-        self.num_launches = 0
-        self._inner: Executor = executor_for(device)
+    num_copies: int = 0
+    num_bytes: int = 0
+    num_launches: int = 0
 
-    @property
-    def device(self) -> torch.device:
-        """Where the tables lie."""
-        return self._inner.device
-
-    def host_ints(self, size: int) -> torch.Tensor:
-        """Return host memory that ``copy`` reads from."""
-        return self._inner.host_ints(size)
-
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Count a copy and make it."""
+    def note_copy(self, source: torch.Tensor) -> None:
+        """Count a copy."""
         self.num_copies += 1
         self.num_bytes += source.nbytes
-        self._inner.copy(destination, source)
 
-    def fence(self) -> Fence:
-        """Return a fence."""
-        return self._inner.fence()
+    def counted(self, launch: Launch) -> Launch:
+        """Return ``launch``, counted each time."""
 
-    def step_launch(self, storage: Storage) -> StepLaunch:
-        """Return what counts a launch and makes it."""
-        launch = self._inner.step_launch(storage)
-
-        def counted(
-            packet: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, programs: int
-        ) -> None:
+        def counted(*args: Any) -> None:
             self.num_launches += 1
-            launch(packet, starts, positions, programs)
+            launch(*args)
 
         return counted
 
-    def csr_launch(self) -> CsrLaunch:
-        """Return what gathers a batch's ids; no step of a replay does."""
-        return self._inner.csr_launch()
+
+class _CountingCpu(CpuExecutor):
+    def __init__(self) -> None:
+        self.counts = UpdateCounts()
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        self.counts.note_copy(source)
+        super().copy(destination, source)
+
+    def step_launch(self, storage: Any) -> Launch:
+        return self.counts.counted(super().step_launch(storage))
+
+
+class _CountingCuda(CudaExecutor):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.counts = UpdateCounts()
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        self.counts.note_copy(source)
+        super().copy(destination, source)
+
+    def step_launch(self, storage: Any) -> Launch:
+        return self.counts.counted(super().step_launch(storage))
+
+
+CountingExecutor: TypeAlias = _CountingCpu | _CountingCuda
+"""What carries out table updates and counts them in ``counts``."""
+
+
+def counting_executor(device: torch.device) -> CountingExecutor:
+    """Return what carries out table updates on ``device``."""
+    return _CountingCuda(device) if device.type == "cuda" else _CountingCpu()

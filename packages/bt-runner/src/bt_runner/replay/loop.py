@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from bt_builders import AttentionSetup
 from bt_runner.batch import BatchArrays, assemble
@@ -33,13 +32,11 @@ class ReplayOptions:
         acceptance: The share of drafts that turn out right, each after a right one.
         seed: Of the drafts' fate.
         verify_every: Steps between two that are compared with the contract.
-        device: Where the tables lie.
     """
 
     acceptance: float = 0.7
     seed: int = 0
     verify_every: int = 100
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 class Replay:
@@ -77,7 +74,7 @@ class Replay:
         self._scheduler = Scheduler(self._limits, self.rows)
         self._check = StepCheck(names, setup.layouts, self.rows)
         self._draw = np.random.default_rng(options.seed)
-        self._device = options.device
+        self._device = tables.device
 
     def run(
         self, arrivals: Arrivals, on_refused: Callable[[TraceRequest, str], None]
