@@ -30,9 +30,13 @@ class CpuExecutor:
 
     device = torch.device("cpu")
 
+    def empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory of the CPU."""
+        return torch.empty(size, dtype=dtype)
+
     def host_ints(self, size: int) -> torch.Tensor:
         """Return plain memory."""
-        return torch.zeros(size, dtype=torch.int32)
+        return torch.empty(size, dtype=torch.int32)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copy now."""
@@ -75,10 +79,14 @@ class CudaExecutor:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
 
+    def empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory of the device."""
+        return torch.empty(size, dtype=dtype, device=self.device)
+
     def host_ints(self, size: int) -> torch.Tensor:
         """Return pinned memory, or plain memory where there is none to be had."""
         try:
-            return torch.zeros(size, dtype=torch.int32, pin_memory=True)
+            return torch.empty(size, dtype=torch.int32, pin_memory=True)
         except RuntimeError as error:
             if not CudaExecutor._warned:
                 CudaExecutor._warned = True
@@ -88,7 +96,7 @@ class CudaExecutor:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            return torch.zeros(size, dtype=torch.int32)
+            return torch.empty(size, dtype=torch.int32)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Queue the copy; from plain memory CUDA has read it when this returns."""

@@ -65,7 +65,7 @@ class StepEngine:
             InvalidSpecError: An argument is no such number, or layouts do not go together.
         """
         self.device = executor.device
-        self.storage = Storage(layouts, executor.device, rows_are_batch=rows_are_batch)
+        self.storage = Storage(layouts, executor, rows_are_batch=rows_are_batch)
         self._num_groups = len(self.storage.facts)
         record = record_ints(self._num_groups)
         self._record_ints = record

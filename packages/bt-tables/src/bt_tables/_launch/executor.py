@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 
-from .storage import Storage
+if TYPE_CHECKING:
+    from .storage import Storage
+
 
 StepLaunch: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], None]
 """Launch a step: the packet, the query starts, the positions, how many programs."""
@@ -37,8 +39,12 @@ class Executor(Protocol):
         """Where the tables lie."""
         ...
 
+    def empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return device memory, flat, holding anything."""
+        ...
+
     def host_ints(self, size: int) -> torch.Tensor:
-        """Return host memory that ``copy`` reads from, int32."""
+        """Return host memory that ``copy`` reads from, int32, holding anything."""
         ...
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:

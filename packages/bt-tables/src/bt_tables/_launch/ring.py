@@ -27,9 +27,11 @@ class Packet:
         capacity: Ints there is room for.
         device_ints: The packet on the device.
         device_longs: The same memory as int64s.
+        ids_at: Where ids start.
     """
 
     __slots__ = (
+        "_executor",
         "_fence",
         "_host",
         "_sends",
@@ -37,7 +39,6 @@ class Packet:
         "device_ints",
         "device_longs",
         "edit_of_row",
-        "executor",
         "ids_at",
         "ints",
         "longs",
@@ -46,10 +47,10 @@ class Packet:
 
     def __init__(self, executor: Executor, num_rows: int, capacity: int) -> None:
         """Allocate both sides."""
-        self.executor = executor
+        self._executor = executor
         self.capacity = _rounded(capacity)
         self._host = executor.host_ints(self.capacity)
-        self.device_ints = torch.zeros(self.capacity, dtype=torch.int32, device=executor.device)
+        self.device_ints = executor.empty(self.capacity, torch.int32)
         self.device_longs = self.device_ints.view(torch.int64)
         self.ints = self._host.numpy()
         self.longs = self._host.view(torch.int64).numpy()
@@ -70,7 +71,7 @@ class Packet:
         views = self._sends.get(size)
         if views is None:
             views = self._sends[size] = (self.device_ints[:size], self._host[:size])
-        self.executor.copy(*views)
+        self._executor.copy(*views)
         self._fence.record()
 
     def wait(self) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout, InvalidSpecError, ServingLimits
 
+from .executor import Executor
 from .wire import GROUP_FACTS, GroupFacts
 
 _ALIGNMENT_BYTES = 256
@@ -38,7 +39,7 @@ class Storage:
     """
 
     def __init__(
-        self, layouts: Sequence[BlockTableLayout], device: torch.device, *, rows_are_batch: bool
+        self, layouts: Sequence[BlockTableLayout], executor: Executor, *, rows_are_batch: bool
     ) -> None:
         """Allocate and fill everything.
 
@@ -55,16 +56,19 @@ class Storage:
         self.num_slots = self.limits.max_num_batched_tokens if self.layouts else 0
         slot_bases, slots_size = _bases([self.num_slots] * len(self.layouts), 8)
 
-        self.rows = torch.full((table_size,), NULL_BLOCK, dtype=torch.int32, device=device)
-        self.batch = self.rows if rows_are_batch else torch.full_like(self.rows, NULL_BLOCK)
-        self.slots = torch.full((slots_size,), PAD_SLOT, dtype=torch.int64, device=device)
+        self.rows = executor.empty(table_size, torch.int32).fill_(NULL_BLOCK)
+        self.batch = self.rows
+        if not rows_are_batch:
+            self.batch = executor.empty(table_size, torch.int32).fill_(NULL_BLOCK)
+        self.slots = executor.empty(slots_size, torch.int64).fill_(PAD_SLOT)
         self.facts = tuple(
             _facts(layout, table_at, slots_at)
             for layout, table_at, slots_at in zip(
                 self.layouts, table_bases, slot_bases, strict=True
             )
         )
-        self.groups = torch.zeros((len(self.facts), GROUP_FACTS), dtype=torch.int64, device=device)
+        num_facts = len(self.facts) * GROUP_FACTS
+        self.groups = executor.empty(num_facts, torch.int64).view(-1, GROUP_FACTS)
         self.fill_groups()
 
         stride = slots_size // max(len(self.layouts), 1)

@@ -1,0 +1,1 @@
+"""Faults that engines have had, planted into the steps of a small engine."""
