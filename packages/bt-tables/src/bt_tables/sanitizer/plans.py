@@ -8,6 +8,9 @@ import torch
 
 from bt_width import MAX_POSITION, BlockTableLayout, MambaSpec, SlidingWindowSpec, UniformSpec
 
+LINE = 32
+"""Columns that are read together: a cache line of ids."""
+
 NEVER = MAX_POSITION + 1
 """A distance in tokens that no request reaches."""
 

@@ -27,8 +27,8 @@ class BlockTableSanitizer:
     in which something is wrong is then looked at again, to say what.
 
     Past a row's blocks it reads as far as that row of the batch held ids in the last checked
-    step, which is where a stale id can be; the first step, a step after a fault, and every step
-    where ``every`` is above 1 are read to the width.
+    step, which is where a stale id can be, and some columns more. The first step, a step after a
+    fault, and every step where ``every`` is above 1 are read to the width.
 
     Attributes:
         findings: In mode "report", the first ``max_findings`` faults of all steps.

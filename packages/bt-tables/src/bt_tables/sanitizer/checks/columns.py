@@ -9,15 +9,17 @@ import torch
 from bt_width import NULL_BLOCK
 
 from ..findings import FaultKind
+from ..plans import LINE
 from ..step import GroupStep
 from .faults import Faults
 from .rows import RowFacts
 
 
 def column_faults(group: GroupStep, facts: RowFacts, marks: torch.Tensor) -> Iterator[Faults]:
-    """Yield wrong columns; past a row's blocks, those below its mark [rows] are looked at."""
+    """Yield wrong columns; past a row's blocks as far as its mark [rows], and to the line's end."""
     plan, reach = group.plan, facts.reach
-    scanned = torch.maximum(facts.live, marks.long())
+    known = torch.maximum(facts.live, marks.long())
+    scanned = ((known // LINE + 1) * LINE).clamp(max=plan.width)
     num_columns = int(scanned.max()) if scanned.numel() else 0
     ids = group.table[:, :num_columns].long()
     columns = torch.arange(num_columns, device=ids.device)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bt_width import MAX_POSITION, NULL_BLOCK, PAD_SLOT
 
 from ...triton_support import tl
-from ..plans import GroupPlan
+from ..plans import LINE, GroupPlan
 from ..step import GroupStep
 
 
@@ -61,6 +61,7 @@ TOKENS_PER_STATE = tl.constexpr(_FIELDS.index("tokens_per_state"))
 STATES = tl.constexpr(_FIELDS.index("states"))
 NUM_BLOCKS = tl.constexpr(_FIELDS.index("num_blocks"))
 MAX_TOKENS = tl.constexpr(_FIELDS.index("max_tokens"))
+COLUMNS_OF_LINE = tl.constexpr(LINE)
 NULL = tl.constexpr(NULL_BLOCK)
 PAD = tl.constexpr(PAD_SLOT)
 LAST_POSITION = tl.constexpr(MAX_POSITION)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ...triton_support import jit, tl
 from .plan_line import (
     CLAIMS_AT,
+    COLUMNS_OF_LINE,
     INTERLEAVE,
     KEEPS_STATE,
     KERNEL_BLOCK_SIZE,
@@ -76,7 +77,8 @@ def check_row(
 
     has_row = row < tl.load(plan_ptr + TABLE_ROWS)
     mark = tl.load(mark_ptr, mask=has_row, other=0).to(tl.int64)
-    scanned = tl.where(has_row, tl.maximum(live, mark), 0)
+    scanned = tl.minimum((tl.maximum(live, mark) // COLUMNS_OF_LINE + 1) * COLUMNS_OF_LINE, width)
+    scanned = tl.where(has_row, scanned, 0)
     table = tl.load(plan_ptr + TABLE).to(tl.pointer_type(tl.int32))
     table += row.to(tl.int64) * tl.load(plan_ptr + TABLE_ROW_STRIDE)
     bad_columns, bad_owners = 0, 0
