@@ -1,0 +1,161 @@
+"""A batch that is not the plan's is refused before anything is launched."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bt_builders import (
+    CommonAttentionMetadata,
+    DSAIndexerMetadataBuilder,
+    MambaMetadataBuilder,
+    MLAMetadataBuilder,
+)
+from bt_builders.batch.guard import BatchGuard
+from bt_width import (
+    AttentionSpec,
+    BlockTableLayout,
+    InvalidEditError,
+    MambaSpec,
+    WidthMismatchError,
+)
+from tests.support.batches import Request, make_batch
+from tests.support.plans import plan, serving_limits
+from tests.support.poison import POISON
+
+Spoil = Callable[[CommonAttentionMetadata], CommonAttentionMetadata]
+
+
+def spoil_table(change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
+    return lambda common: replace(common, block_table=change(common.block_table))
+
+
+def overlapping(table: torch.Tensor) -> torch.Tensor:
+    return table.new_zeros(table.numel()).as_strided(table.shape, (1, 1))
+
+
+SPOILED_TABLES = [
+    pytest.param(spoil_table(lambda t: t[:, :-1]), "shape", id="one-column-less"),
+    pytest.param(spoil_table(lambda t: torch.cat([t, t[:, :1]], 1)), "shape", id="one-column-more"),
+    pytest.param(spoil_table(lambda t: torch.cat([t, t[:1]])), "shape", id="one-row-more"),
+    pytest.param(spoil_table(lambda t: t[:1]), "shape", id="one-row-less"),
+    pytest.param(spoil_table(lambda t: t.long()), "dtype", id="wrong-dtype"),
+    pytest.param(spoil_table(lambda t: t.t().contiguous().t()), "stride", id="transposed"),
+    pytest.param(spoil_table(overlapping), "stride", id="rows-that-overlap"),
+    pytest.param(spoil_table(lambda t: t.to("meta")), "device", id="elsewhere"),
+]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("spoil", "fact"), SPOILED_TABLES)
+def test_a_wrong_table_is_refused_and_buffers_stay(spoil: Spoil, fact: str) -> None:
+    """The message holds what is wrong, the numbers, and how the planned shape came about."""
+    layout = plan(AttentionSpec(block_size=16, tokens_per_state=2), 200)
+    builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
+    common = make_batch(layout, [Request(40, 1), Request(20, 1)])
+    buffers = [*builder._decode._lens, *builder._decode._rows, builder._slots]
+    for buffer in buffers:
+        buffer.fill_(POISON)
+
+    with pytest.raises(WidthMismatchError, match=fact) as caught:
+        builder.build(spoil(common))
+
+    assert layout.explain() in str(caught.value)
+    assert caught.value.facts["name"] == "block_table"
+    assert all((buffer == POISON).all() for buffer in buffers)
+
+
+@pytest.mark.parametrize("spoil", [case.values[0] for case in SPOILED_TABLES])
+@pytest.mark.parametrize("kind", ["mla", "mamba"])
+def test_every_builder_checks_its_table(kind: str, spoil: Spoil) -> None:
+    builder: MLAMetadataBuilder | MambaMetadataBuilder
+    if kind == "mla":
+        layout = plan(AttentionSpec(block_size=16), 200)
+        builder = MLAMetadataBuilder(layout, "cpu")
+    else:
+        layout = plan(MambaSpec(block_size=16, mode="align"), 200)
+        builder = MambaMetadataBuilder(layout, "cpu")
+    common = make_batch(layout, [Request(40, 1), Request(20, 1)])
+
+    with pytest.raises(WidthMismatchError, match="block_table"):
+        builder.build(spoil(common))
+
+
+VECTORS = [
+    "query_start_loc", "query_start_loc_host", "seq_lens", "seq_lens_upper_bound_host",
+    "local_seq_lens", "num_computed_tokens", "num_accepted_tokens", "is_prefilling",
+    "positions", "slot_mapping",
+]  # fmt: skip
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", VECTORS)
+def test_every_vector_is_checked(name: str) -> None:
+    """Too long, too short, of another dtype, strided, or no tensor at all."""
+    layout = plan(AttentionSpec(block_size=16), 200)
+    guard = BatchGuard(layout, "cpu")
+    common = make_batch(layout, [Request(40, 2), Request(20, 2)])
+    guard.check(common)
+    vector: torch.Tensor = getattr(common, name)
+
+    for wrong in (
+        vector[:-1],
+        torch.cat([vector, vector[:1]]),
+        vector.to(torch.int16),
+        torch.stack([vector, vector], dim=1)[:, 0],
+        vector.view(1, -1),
+        vector.tolist(),
+    ):
+        with pytest.raises(WidthMismatchError, match=name):
+            guard.check(replace(common, **{name: wrong}))  # type: ignore[arg-type]  # by name
+
+
+@pytest.mark.parametrize(
+    ("counts", "name"),
+    [({"num_reqs": 5}, "num_reqs 5"), ({"num_tokens": 65}, "num_tokens 65")],
+    ids=["rows", "tokens"],
+)
+def test_more_than_the_limits_is_refused(counts: dict[str, int], name: str) -> None:
+    layout = plan(AttentionSpec(block_size=16), 200)
+    common = make_batch(layout, [Request(40, 2), Request(20, 2)])
+
+    with pytest.raises(InvalidEditError, match=name):
+        BatchGuard(layout, "cpu").check(replace(common, **counts))  # type: ignore[arg-type]
+
+
+def test_field_3_2_more_rows_than_planned_never_grow_a_buffer() -> None:
+    """Engines resized their table behind the graph's back and lost the rows."""
+    layout = plan(AttentionSpec(block_size=16), 200)
+    builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
+    roomy = BlockTableLayout.plan(layout.spec, serving_limits(200, max_num_reqs=8))
+    address = builder._decode._rows.table.data_ptr()
+    common = make_batch(roomy, [Request(20, 1)] * 5)
+
+    with pytest.raises(InvalidEditError, match="num_reqs 5"):
+        builder.build(replace(common, layout=layout))
+
+    assert builder._decode._rows.table.data_ptr() == address
+
+
+def test_field_3_1_a_batch_of_another_plan_is_refused_with_both_derivations() -> None:
+    """Two lengths, two widths: nobody compared them, and a kernel read across rows."""
+    spec = AttentionSpec(block_size=16)
+    ours, theirs = plan(spec, 448), plan(spec, 1500)
+    builder = MLAMetadataBuilder(ours, "cpu")
+
+    with pytest.raises(WidthMismatchError, match="planned differently") as caught:
+        builder.build(make_batch(theirs, [Request(40, 1)]))
+
+    assert ours.explain() in str(caught.value)
+    assert theirs.explain() in str(caught.value)
+
+
+def test_field_3_1_a_shorter_plan_of_equal_width_is_another_plan() -> None:
+    """A length that was lowered after tables existed is seen even where widths agree."""
+    spec = AttentionSpec(block_size=16)
+    ours, theirs = plan(spec, 250), plan(spec, 251)
+    assert ours.width == theirs.width
+
+    with pytest.raises(WidthMismatchError, match="planned differently"):
+        BatchGuard(ours, "cpu").check(make_batch(theirs, [Request(40, 1)]))

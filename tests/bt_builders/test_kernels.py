@@ -1,0 +1,216 @@
+"""Interpreted kernels equal their twins bit for bit, in any order of their programs."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from bt_builders import kernels, reference
+from bt_builders.batch.geometry import RowGeometry
+from bt_builders.operations import (
+    DraftRows,
+    ExpandedRows,
+    Operations,
+    SettledRows,
+    StateBatch,
+    StateGeometry,
+    StateRows,
+    TokenLens,
+)
+from tests.support.interpreted import shuffled_programs
+from tests.support.plain_builders import int32
+from tests.support.poison import POISON, Guarded, guarded, misaligned
+
+GEOMETRIES = [
+    pytest.param(RowGeometry(9, 16, 1, 1, 0, 1, 0, 140), id="plain"),
+    pytest.param(RowGeometry(9, 16, 4, 1, 0, 1, 0, 140), id="compressed"),
+    pytest.param(RowGeometry(7, 8, 1, 3, 1, 4, 0, 160), id="sharded"),
+    pytest.param(RowGeometry(7, 8, 2, 2, 1, 8, 0, 110), id="both"),
+    pytest.param(RowGeometry(600, 1, 1, 1, 0, 1, 0, 600), id="longer-than-a-tile"),
+]
+
+
+def outputs(sizes: Sequence[int], dtype: torch.dtype = torch.int32) -> list[Guarded]:
+    return [guarded(size, dtype) for size in sizes]
+
+
+def assert_same(ours: Sequence[Guarded], theirs: Sequence[Guarded]) -> None:
+    """The written parts are equal, and nobody touched what lies around them."""
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine.inner, other.inner)
+        assert mine.intact
+        assert other.intact
+
+
+def in_both(run: Callable[[Operations], list[Guarded]], seed: int) -> None:
+    expected = run(reference)
+    with shuffled_programs(seed):
+        found = run(kernels)
+    assert_same(found, expected)
+
+
+def ragged_batch(
+    draw: random.Random, num_reqs: int, max_len: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Query starts and lengths of requests, some without tokens, at odd addresses."""
+    starts = [0]
+    lens = []
+    for _ in range(num_reqs):
+        query_len = draw.choice([0, 1, 1, 2, 4])
+        starts.append(starts[-1] + query_len)
+        lens.append(draw.randint(query_len, max_len))
+    return misaligned(int32(starts)), misaligned(int32(lens))
+
+
+def poisoned_table(draw: random.Random, num_reqs: int, width: int) -> torch.Tensor:
+    """Ids near the int32 limit in rows that lie apart, with poison between them."""
+    table = torch.full((num_reqs, width + 3), POISON, dtype=torch.int32)
+    ids = [[draw.choice([0, POISON - draw.randint(1, 99)]) for _ in range(width)] for _ in table]
+    table[:, :width] = torch.tensor(ids, dtype=torch.int32).view(num_reqs, width)
+    return table[:, :width]
+
+
+@pytest.mark.parametrize("num_reqs", [0, 1, 5, 130])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_token_lens(geometry: RowGeometry, num_reqs: int) -> None:
+    draw = random.Random(num_reqs)
+    starts, lens = ragged_batch(draw, num_reqs, geometry.max_len)
+    num_tokens = int(starts[-1]) + 3
+
+    def run(operations: Operations) -> list[Guarded]:
+        out = outputs([num_tokens] * 2)
+        target = TokenLens(*(each.inner for each in out))
+        operations.token_lens(geometry, starts, lens, target)
+        return out
+
+    in_both(run, num_reqs)
+
+
+@pytest.mark.parametrize("num_reqs", [0, 1, 6])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_expand_rows(geometry: RowGeometry, num_reqs: int) -> None:
+    """Twice through the same buffers: the second step clears what the first one left."""
+    draw = random.Random(num_reqs)
+    batches = [ragged_batch(draw, num_reqs, geometry.max_len) for _ in range(2)]
+    tables = [poisoned_table(draw, num_reqs, geometry.width) for _ in batches]
+    rows = max(int(starts[-1]) for starts, _ in batches) + 2
+
+    def run(operations: Operations) -> list[Guarded]:
+        out = outputs([rows, rows, rows * geometry.width])
+        num_live = guarded(rows, torch.int32, fill=0)
+        for (starts, lens), table in zip(batches, tables, strict=True):
+            operations.expand_rows(
+                geometry,
+                starts,
+                lens,
+                table,
+                TokenLens(out[0].inner, out[1].inner),
+                ExpandedRows(out[2].inner.view(rows, geometry.width), num_live.inner),
+            )
+        return [*out, num_live]
+
+    in_both(run, num_reqs)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 255, 256, 257])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_compress_slots(geometry: RowGeometry, num_tokens: int) -> None:
+    draw = random.Random(num_tokens)
+    positions = torch.tensor([draw.randint(-1, 99) for _ in range(num_tokens)], dtype=torch.int64)
+    slots = [draw.choice([-1, 2**40 + draw.randint(0, 99)]) for _ in range(num_tokens)]
+    slot_mapping = misaligned(torch.tensor(slots, dtype=torch.int64))
+
+    def run(operations: Operations) -> list[Guarded]:
+        out = outputs([num_tokens], torch.int64)
+        operations.compress_slots(geometry, positions, slot_mapping, out[0].inner)
+        return out
+
+    in_both(run, num_tokens)
+
+
+@pytest.mark.parametrize("num_reqs", [0, 1, 127, 129])
+@pytest.mark.parametrize(
+    "geometry",
+    [*GEOMETRIES, pytest.param(RowGeometry(1, 4, 1, 1, 0, 1, 4, 140), id="ring")],
+)
+def test_step_drafts(geometry: RowGeometry, num_reqs: int) -> None:
+    """Standing still, then three tokens on, some of them past the longest request."""
+    draw = random.Random(num_reqs)
+    table = poisoned_table(draw, num_reqs, geometry.width)
+    lens = int32([draw.choice([0, draw.randint(1, geometry.max_len)]) for _ in range(num_reqs)])
+    lens[-1:] = geometry.max_len - 1
+
+    def run(operations: Operations) -> list[Guarded]:
+        ints, longs = outputs([num_reqs] * 2), outputs([num_reqs] * 2, torch.int64)
+        ints[0].inner.copy_(lens)
+        drafts = DraftRows(*(each.inner for each in (*ints, *longs)))
+        for step in (0, 1, 1, 1):
+            operations.step_drafts(geometry, table, drafts, step)
+        return ints + longs
+
+    in_both(run, num_reqs)
+
+
+STATE_GEOMETRIES = [
+    pytest.param(StateGeometry(4, 0, 4, 0), id="none"),
+    pytest.param(StateGeometry(12, 16, 3, 0), id="align"),
+    pytest.param(StateGeometry(12, 16, 1, -1), id="pad-minus-1"),
+    pytest.param(StateGeometry(5, 16, 2, 0), id="narrower-than-the-requests"),
+    pytest.param(StateGeometry(150, 1, 4, 0), id="one-token-a-column"),
+]
+
+
+def state_batch(draw: random.Random, geometry: StateGeometry, num_reqs: int) -> StateBatch:
+    lens = [draw.choice([0, draw.randint(1, 140)]) for _ in range(num_reqs)]
+    computed = [max(n - draw.randint(1, 5), 0) for n in lens]
+    accepted = [draw.randint(0, geometry.num_states + 1) for _ in lens]
+    table = poisoned_table(draw, num_reqs, geometry.width)
+    vectors = [misaligned(int32(values)) for values in (computed, lens, accepted)]
+    return StateBatch(table, *vectors)
+
+
+@pytest.mark.parametrize("num_reqs", [0, 1, 128, 130])
+@pytest.mark.parametrize("geometry", STATE_GEOMETRIES)
+def test_state_ids(geometry: StateGeometry, num_reqs: int) -> None:
+    batch = state_batch(random.Random(num_reqs), geometry, num_reqs)
+
+    def run(operations: Operations) -> list[Guarded]:
+        ints = outputs([num_reqs, num_reqs * geometry.num_states, num_reqs])
+        bools = [guarded(num_reqs, torch.bool, fill=1) for _ in range(2)]
+        operations.state_ids(
+            geometry,
+            batch,
+            StateRows(
+                ints[0].inner,
+                ints[1].inner.view(num_reqs, geometry.num_states),
+                ints[2].inner,
+                bools[0].inner,
+                bools[1].inner,
+            ),
+        )
+        for each in ints:
+            assert each.intact
+        return [*ints, *(widen(each) for each in bools)]
+
+    in_both(run, num_reqs)
+
+
+def widen(flags: Guarded) -> Guarded:
+    """Flags as ints: a guard of canaries is all True in bools."""
+    out = guarded(flags.inner.numel(), torch.int32)
+    out.inner.copy_(flags.inner)
+    return out
+
+
+@pytest.mark.parametrize("num_reqs", [0, 1, 128, 130])
+@pytest.mark.parametrize("geometry", STATE_GEOMETRIES)
+def test_settle_states(geometry: StateGeometry, num_reqs: int) -> None:
+    batch = state_batch(random.Random(num_reqs), geometry, num_reqs)
+
+    def run(operations: Operations) -> list[Guarded]:
+        out = outputs([num_reqs] * 3)
+        operations.settle_states(geometry, batch, SettledRows(*(each.inner for each in out)))
+        return out
+
+    in_both(run, num_reqs)

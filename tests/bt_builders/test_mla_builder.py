@@ -1,0 +1,138 @@
+"""MLA's parts: who decodes, how long each token's context is, and what prefills."""
+
+import pytest
+import torch
+
+from bt_builders import MLAMetadata, MLAMetadataBuilder, MLAOptions
+from bt_width import AttentionSpec, BlockTableLayout, InvalidEditError, InvalidSpecError, RingSpec
+from tests.support.batches import Request, make_batch
+from tests.support.plain_builders import tokens_of
+from tests.support.plans import serving_limits
+
+
+def plan_mla(*, size: int = 1, rank: int = 0, interleave: int = 1) -> BlockTableLayout:
+    limits = serving_limits(
+        300,
+        max_num_reqs=8,
+        max_num_batched_tokens=64,
+        num_speculative_tokens=3,
+        size=size,
+        rank=rank,
+        interleave=interleave,
+    )
+    return BlockTableLayout.plan(AttentionSpec(block_size=16), limits)
+
+
+def build(
+    layout: BlockTableLayout, requests: list[Request], options: MLAOptions | None = None
+) -> MLAMetadata:
+    builder = MLAMetadataBuilder.configured(options or MLAOptions())(layout, "cpu")
+    return builder.build(make_batch(layout, requests))
+
+
+@pytest.mark.fast
+def test_ragged_decodes_stay_decodes() -> None:
+    metadata = build(plan_mla(), [Request(40, 4), Request(30, 1), Request(50, 2)])
+
+    assert (metadata.num_decodes, metadata.num_prefills) == (3, 0)
+    assert not metadata.decode.is_uniform
+    assert metadata.decode.max_query_len == 4
+
+
+@pytest.mark.fast
+def test_a_uniform_kernel_gets_equal_query_lengths_only() -> None:
+    requests = [Request(40, 2), Request(30, 2), Request(50, 1)]
+
+    metadata = build(plan_mla(), requests, MLAOptions(uniform_decodes=True))
+
+    assert (metadata.num_decodes, metadata.num_prefills) == (2, 1)
+    assert metadata.decode.is_uniform
+    assert metadata.prefill.query_start_loc.tolist() == [0, 1]
+
+
+@pytest.mark.fast
+def test_the_threshold_is_the_backends() -> None:
+    requests = [Request(40, 8), Request(30, 9)]
+
+    metadata = build(plan_mla(), requests, MLAOptions(max_decode_query_len=8))
+
+    assert (metadata.num_decodes, metadata.num_prefills) == (1, 1)
+
+
+@pytest.mark.parametrize(("size", "interleave"), [(1, 1), (2, 1), (3, 8)], ids=str)
+def test_lengths_are_this_ranks_token_by_token(size: int, interleave: int) -> None:
+    requests = [Request(40, 4), Request(3, 1), Request(50, 2)]
+    for rank in range(size):
+        layout = plan_mla(size=size, rank=rank, interleave=interleave)
+
+        decode = build(layout, requests).decode
+
+        expected = [layout.local_length(position + 1) for _, position in tokens_of(requests)]
+        assert decode.token_seq_lens.tolist() == expected
+        assert decode.seq_lens.tolist() == [layout.local_length(n) for n in (40, 3, 50)]
+        assert max(expected) <= decode.max_seq_len
+
+
+def test_the_maximum_is_one_number_on_all_ranks() -> None:
+    layouts = [plan_mla(size=4, rank=rank, interleave=16) for rank in range(4)]
+
+    bounds = {build(layout, [Request(70, 1)]).decode.max_seq_len for layout in layouts}
+
+    assert bounds == {22}
+
+
+def test_both_parts_are_slices_of_the_batch() -> None:
+    layout = plan_mla()
+    requests = [
+        Request(40, 2),
+        Request(30, 1),
+        Request(50, 20, is_prefilling=True),
+        Request(9, 9, is_prefilling=True),
+    ]
+    common = make_batch(layout, requests)
+
+    metadata = MLAMetadataBuilder(layout, "cpu").build(common)
+
+    assert torch.equal(metadata.decode.block_table, common.block_table[:2])
+    assert torch.equal(metadata.prefill.block_table, common.block_table[2:])
+    assert metadata.decode.query_start_loc.tolist() == [0, 2, 3]
+    assert metadata.prefill.query_start_loc.tolist() == [0, 20, 29]
+    assert (metadata.prefill.first_req, metadata.prefill.first_token) == (2, 3)
+    assert metadata.prefill.context_lens.tolist() == [30, 0]
+    assert metadata.slot_mapping is common.slot_mapping
+    assert metadata.kernel_block_size == 16
+
+
+def test_c10_padding_rows_see_nothing() -> None:
+    layout = plan_mla()
+    builder = MLAMetadataBuilder(layout, "cpu")
+    builder.build(make_batch(layout, [Request(90, 4)] * 4))
+
+    padded = make_batch(layout, [Request(50, 4)], num_reqs=3, num_tokens=12)
+    decode = builder.build(padded).decode
+
+    assert decode.is_uniform
+    assert decode.seq_lens.tolist() == [50, 0, 0]
+    assert decode.token_seq_lens.tolist() == [47, 48, 49, 50] + [0] * 8
+
+
+def test_more_decode_tokens_than_planned_are_refused() -> None:
+    layout = plan_mla()
+
+    with pytest.raises(InvalidEditError, match="33 decode tokens"):
+        MLAMetadataBuilder(layout, "cpu").build(
+            make_batch(layout, [Request(20, 1)], num_tokens=33)
+        )
+
+
+def test_a_group_that_keeps_no_token_is_refused() -> None:
+    layout = BlockTableLayout.plan(RingSpec(block_size=16), serving_limits(64))
+
+    with pytest.raises(InvalidSpecError, match="every token's latent"):
+        MLAMetadataBuilder(layout, "cpu")
+
+
+@pytest.mark.parametrize("name", ["workspace_tokens", "max_decode_query_len"])
+def test_a_size_that_holds_nothing_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSpecError, match=name):
+        MLAOptions(**{name: 0})

@@ -1,0 +1,387 @@
+"""Agree, plan, build, in that order: one layout object for a group's table and builders."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bt_builders import (
+    KERNEL_RULES,
+    AttentionBackend,
+    AttentionGroup,
+    BuilderClass,
+    DSAIndexerMetadataBuilder,
+    MambaMetadataBuilder,
+    MLAMetadataBuilder,
+    RingTailMetadataBuilder,
+    compose_builders,
+    init_attention,
+    prepare_kernel_block_sizes,
+)
+from bt_builders.agreement.kernel_rules import (
+    CUTLASS_MLA,
+    DEEPGEMM_PAGED_MQA_SM100,
+    FLASHINFER_MLA,
+    FLASHMLA_DENSE_BATCH_INVARIANT,
+)
+from bt_tables import MultiGroupBlockTable
+from bt_width import (
+    AttentionSpec,
+    BlockTableLayout,
+    CacheSpec,
+    ContextParallel,
+    InvalidSpecError,
+    MambaSpec,
+    MultipleOf,
+    NoCommonBlockSizeError,
+    RingSpec,
+    ServingLimits,
+    SlidingWindowSpec,
+    UniformSpec,
+    WidthMismatchError,
+)
+from tests.support.batches import Request, make_batch
+from tests.support.plans import serving_limits
+
+
+def backend(
+    name: str,
+    sizes: list[int | MultipleOf],
+    *,
+    builder_class: BuilderClass = MLAMetadataBuilder,
+    span: int | None = None,
+) -> AttentionBackend:
+    return AttentionBackend(
+        name=name, builder_class=builder_class, supported_kernel_block_sizes=sizes, span=span
+    )
+
+
+def group(spec: CacheSpec, *backends: AttentionBackend) -> AttentionGroup:
+    return AttentionGroup(name="group", spec=spec, backends=backends)
+
+
+@pytest.mark.fast
+def test_d6_all_backends_of_a_group_agree() -> None:
+    """[32, 64] and [64] is 64, not the first backend's first size."""
+    both = group(AttentionSpec(block_size=128), backend("a", [32, 64]), backend("b", [64]))
+
+    assert prepare_kernel_block_sizes([both]) == (64,)
+
+
+@pytest.mark.fast
+def test_d6_no_common_size_names_group_backends_and_a_way_out() -> None:
+    with pytest.raises(NoCommonBlockSizeError, match="group 'group'") as caught:
+        prepare_kernel_block_sizes([group(AttentionSpec(block_size=16), backend("b", [64]))])
+
+    assert "b takes 64" in str(caught.value)
+    assert caught.value.facts["nearest"] == 64
+
+
+@pytest.mark.parametrize("spec", [MambaSpec(block_size=48), RingSpec(block_size=4)], ids=str)
+def test_recurrent_and_ring_groups_are_never_split(spec: CacheSpec) -> None:
+    assert prepare_kernel_block_sizes([group(spec, backend("b", [16]))]) == (
+        4 if isinstance(spec, RingSpec) else 48,
+    )
+
+
+def test_one_size_a_group_at_the_groups_own_place() -> None:
+    groups = [
+        group(AttentionSpec(block_size=96), backend("a", [32])),
+        group(MambaSpec(block_size=7), backend("m", [16], builder_class=MambaMetadataBuilder)),
+        group(AttentionSpec(block_size=64), backend("b", [MultipleOf(16)])),
+    ]
+
+    assert prepare_kernel_block_sizes(groups) == (32, 7, 64)
+
+
+def test_b7_every_group_keeps_its_own_block() -> None:
+    """Blocks of 256, 64, 8 and 4: nobody's is the least of all."""
+    sizes = (256, 64, 8, 4)
+    groups = [group(AttentionSpec(block_size=size), backend("a", [size])) for size in sizes]
+
+    setup = init_attention(groups, serving_limits(1000), "cpu")
+
+    assert tuple(layout.block_size for layout in setup.layouts) == sizes
+    assert [layout.width for layout in setup.layouts] == [4, 16, 128, 256]
+
+
+@pytest.mark.fast
+def test_the_alignment_is_what_spec_and_backends_need_together() -> None:
+    spec = AttentionSpec(block_size=32, token_alignment=48)
+    both = group(spec, backend("a", [32], span=64), backend("b", [32], span=96))
+
+    (layout,) = init_attention([both], serving_limits(1000), "cpu").layouts
+
+    assert layout.spec == replace(spec, token_alignment=192)
+    assert layout.width * 32 % 192 == 0
+
+
+@pytest.mark.fast
+def test_without_a_span_the_spec_stays_as_declared() -> None:
+    """None stays None: a kernel that takes any width gets the natural one."""
+    spec = AttentionSpec(block_size=32, token_alignment=None)
+
+    (layout,) = init_attention(
+        [group(spec, backend("a", [32]))], serving_limits(1025), "cpu"
+    ).layouts
+
+    assert layout.spec is spec
+    assert layout.width == 33
+
+
+def test_a_span_in_states_counts_their_tokens() -> None:
+    spec = AttentionSpec(block_size=64, tokens_per_state=4, token_alignment=None)
+    states = AttentionBackend(
+        name="states",
+        builder_class=DSAIndexerMetadataBuilder,
+        supported_kernel_block_sizes=[64],
+        span=48,
+        span_unit="states",
+    )
+
+    (layout,) = init_attention([group(spec, states)], serving_limits(1000), "cpu").layouts
+
+    assert layout.spec == replace(spec, token_alignment=192)
+
+
+def test_every_member_of_a_shared_table_is_aligned() -> None:
+    members = {
+        "mla": AttentionSpec(block_size=64),
+        "indexer": AttentionSpec(block_size=64, tokens_per_state=2),
+    }
+    both = group(UniformSpec(members=members), backend("a", [64], span=256))
+
+    (layout,) = init_attention([both], serving_limits(1000), "cpu").layouts
+
+    assert isinstance(layout.spec, UniformSpec)
+    assert [spec.token_alignment for _, spec in layout.spec.members] == [256, 256]  # type: ignore[union-attr]  # both are AttentionSpecs
+
+
+def test_a7_a_wrapper_has_the_shards_of_its_members() -> None:
+    """1,048,576 tokens on 2 ranks: 8,192 columns from the wrapper and from each member."""
+    member = AttentionSpec(block_size=64)
+    limits = serving_limits(1_048_576, size=2)
+    wrapped = group(UniformSpec(members={"mla": member, "indexer": member}), backend("a", [64]))
+
+    setup = init_attention([wrapped, group(member, backend("a", [64]))], limits, "cpu")
+
+    assert [layout.width for layout in setup.layouts] == [8192, 8192]
+
+
+@pytest.mark.parametrize("spec", [MambaSpec(block_size=64), RingSpec(block_size=64)], ids=str)
+def test_a_span_on_rows_that_span_no_tokens_is_refused(spec: CacheSpec) -> None:
+    with pytest.raises(InvalidSpecError, match="rows span none"):
+        init_attention([group(spec, backend("a", [64], span=128))], serving_limits(100), "cpu")
+
+
+def test_no_builder_exists_before_every_width_is_known() -> None:
+    """The last group cannot be planned: nothing was built for the first."""
+    built = []
+
+    class Counting(MLAMetadataBuilder):
+        def __init__(self, layout: BlockTableLayout, device: torch.device | str) -> None:
+            built.append(layout)
+            super().__init__(layout, device)
+
+    good = group(AttentionSpec(block_size=64), backend("a", [64], builder_class=Counting))
+    bad = group(
+        AttentionSpec(block_size=64, tokens_per_state=3), backend("a", [64], builder_class=Counting)
+    )
+
+    with pytest.raises(InvalidSpecError, match="tokens_per_state"):
+        init_attention([good, bad], serving_limits(100), "cpu")
+
+    assert built == []
+
+
+def test_the_support_of_all_groups_is_the_least() -> None:
+    class Never(MLAMetadataBuilder):
+        cudagraph_support = "never"  # type: ignore[assignment]  # less than its parent
+
+    groups = [
+        group(AttentionSpec(block_size=64), backend("a", [64])),
+        group(AttentionSpec(block_size=64), backend("b", [64], builder_class=Never)),
+    ]
+
+    setup = init_attention(groups, serving_limits(100), "cpu")
+
+    assert setup.cudagraph_support == ("never", "Never")
+
+
+def random_setup(draw: random.Random) -> tuple[list[AttentionGroup], ServingLimits]:
+    """Groups of every kind with specs, splits, spans and limits that go together."""
+    ratio = draw.choice([1, 1, 2, 4])
+    size = draw.choice([1, 1, 2, 4])
+    drafts = draw.randint(0, 4)
+    limits = ServingLimits(
+        max_model_len=draw.randint(1, 5000),
+        max_num_reqs=draw.randint(1, 5),
+        max_num_batched_tokens=draw.randint(8, 64),
+        num_speculative_tokens=drafts,
+        lookahead_tokens=draw.randint(0, drafts),
+        context_parallel=ContextParallel(
+            size=size, rank=draw.randrange(size), interleave=draw.choice([4, 8, 16])
+        ),
+    )
+    block_size = draw.choice([16, 48, 64, 128, 176])
+    attention = AttentionSpec(
+        block_size=block_size,
+        sharded=draw.random() < 0.8,
+        tokens_per_state=ratio,
+        token_alignment=draw.choice([None, 128, 48]),
+    )
+    indexer = backend("indexer", [MultipleOf(16)], builder_class=DSAIndexerMetadataBuilder)
+    mla = backend("mla", [16, block_size], span=draw.choice([None, 128, 96]))
+    composite = backend(
+        "both",
+        [16],
+        builder_class=compose_builders(MLAMetadataBuilder, DSAIndexerMetadataBuilder),
+    )
+    groups = [
+        AttentionGroup(
+            name="attention",
+            spec=attention,
+            backends=tuple(draw.sample([indexer, mla, composite], draw.randint(1, 3))),
+        ),
+        AttentionGroup(
+            name="window",
+            spec=SlidingWindowSpec(block_size=block_size, window=64),
+            backends=(mla,),
+        ),
+        AttentionGroup(
+            name="mamba",
+            spec=MambaSpec(
+                block_size=draw.choice([16, 544]),
+                mode=draw.choice(["none", "align"]),
+                num_speculative_blocks=drafts,
+            ),
+            backends=(backend("m", [16], builder_class=MambaMetadataBuilder),),
+        ),
+        AttentionGroup(
+            name="ring",
+            spec=RingSpec(block_size=4),
+            backends=(backend("r", [16], builder_class=RingTailMetadataBuilder),),
+        ),
+    ]
+    return draw.sample(groups, draw.randint(1, 4)), limits
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tables_and_builders_hold_one_layout_object(seed: int) -> None:
+    """Fifty random configurations each: whoever holds a plan holds this one."""
+    draw = random.Random(seed)
+    for _ in range(50):
+        groups, limits = random_setup(draw)
+        num_ubatches = draw.randint(1, 3)
+
+        setup = init_attention(groups, limits, "cpu", num_ubatches=num_ubatches)
+        tables = MultiGroupBlockTable(setup.layouts, device="cpu")
+
+        tables.commit(0)
+        for index, layout in enumerate(setup.layouts):
+            assert tables.layouts[index] is layout
+            assert tables.block_table(index).shape[1] == layout.width
+            assert len(setup.builders[index]) == num_ubatches
+            for builder in (each for of in setup.builders[index] for each in of):
+                assert getattr(builder, "layout") is layout  # noqa: B009
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_builder_of_a_random_setup_refuses_a_wrong_table(seed: int) -> None:
+    """One column less, one row more, another dtype, a transposed stride: none gets through."""
+    draw = random.Random(seed)
+    for _ in range(10):
+        groups, limits = random_setup(draw)
+        setup = init_attention(groups, limits, "cpu")
+        for layout, ((*builders,),) in zip(setup.layouts, setup.builders, strict=True):
+            length = min(limits.max_model_len, 40)
+            common = make_batch(layout, [Request(length, 1)])
+            table = common.block_table
+            wrong = [
+                table[:, :-1],
+                torch.cat([table, table]),
+                table.long(),
+                torch.zeros(2, layout.width * 2, dtype=torch.int32)[:1, ::2],
+            ]
+            for builder in builders:
+                builder.build(common)
+                for each in wrong:
+                    if layout.width == 1 and each.shape == table.shape and each is wrong[3]:
+                        continue
+                    with pytest.raises(WidthMismatchError):
+                        builder.build(replace(common, block_table=each))
+
+
+@pytest.mark.parametrize("rule", KERNEL_RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("max_model_len", [9_416, 131_072])
+def test_a1_every_published_rule_is_met_by_planning(rule: object, max_model_len: int) -> None:
+    """295 blocks of 32 tokens failed ``block_num % (128 / block_size)``; 296 do not."""
+    from bt_builders import KernelRule
+
+    assert isinstance(rule, KernelRule)
+    chosen = rule.backend(MLAMetadataBuilder)
+    block_size = 32 if rule is FLASHINFER_MLA else 128
+    wanted = group(AttentionSpec(block_size=block_size), chosen)
+
+    (layout,) = init_attention([wanted], serving_limits(max_model_len), "cpu").layouts
+
+    chosen.check(layout)
+    if rule.span:
+        assert layout.width * layout.kernel_block_size % rule.span == 0
+    if rule is FLASHINFER_MLA and max_model_len == 9_416:
+        assert layout.width == 296
+
+
+@pytest.mark.fast
+def test_a19_a_rule_is_checked_when_its_backend_meets_a_layout() -> None:
+    """Nothing is padded in a step: a layout planned without the need is refused at once."""
+    layout = BlockTableLayout.plan(
+        AttentionSpec(block_size=32, token_alignment=None), serving_limits(1025)
+    )
+
+    with pytest.raises(InvalidSpecError, match="multiple of 128 tokens, they span 1056"):
+        FLASHINFER_MLA.backend(MLAMetadataBuilder).check(layout)
+    with pytest.raises(NoCommonBlockSizeError, match="cutlass-mla"):
+        CUTLASS_MLA.backend(MLAMetadataBuilder).check(layout)
+
+
+def test_the_batch_invariant_rule_is_64_columns() -> None:
+    chosen = FLASHMLA_DENSE_BATCH_INVARIANT.backend(MLAMetadataBuilder)
+
+    (layout,) = init_attention(
+        [group(AttentionSpec(block_size=64), chosen)], serving_limits(5000), "cpu"
+    ).layouts
+
+    assert layout.width == 128
+
+
+def test_pages_in_states_are_tokens_times_the_ratio() -> None:
+    """A page of 64 states at 4 tokens each is a kernel block of 256 tokens."""
+    chosen = DEEPGEMM_PAGED_MQA_SM100.backend(DSAIndexerMetadataBuilder, tokens_per_state=4)
+
+    assert chosen.supported_kernel_block_sizes == (128, 256, 512)
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        ({"span": 0}, "span"),
+        ({"span_unit": "bytes"}, "span_unit"),
+        ({"supported_kernel_block_sizes": 16}, "must be a sequence"),
+    ],
+    ids=["span", "unit", "sizes"],
+)
+def test_a_backend_that_says_nonsense_is_refused(facts: dict[str, object], word: str) -> None:
+    with pytest.raises(InvalidSpecError, match=word):
+        replace(backend("a", [16]), **facts)  # type: ignore[arg-type]  # the fault under test
+
+
+def test_backends_of_a_group_have_names_of_their_own() -> None:
+    with pytest.raises(InvalidSpecError, match="names of their own"):
+        group(AttentionSpec(block_size=16), backend("a", [16]), backend("a", [16]))
+
+
+def test_a_group_without_a_backend_is_refused() -> None:
+    with pytest.raises(InvalidSpecError, match="needs a backend"):
+        group(AttentionSpec(block_size=16))

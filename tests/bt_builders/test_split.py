@@ -1,0 +1,69 @@
+"""Decodes end where the first request has too many tokens."""
+
+import pytest
+
+from bt_builders.batch.split import BatchSplit, split_batch
+from bt_width import AttentionSpec
+from tests.support.batches import Request, make_batch
+from tests.support.plans import plan
+
+
+def split(
+    query_lens: list[int],
+    threshold: int,
+    *,
+    uniform: bool = False,
+    num_reqs: int | None = None,
+    num_tokens: int | None = None,
+    max_query_len: int | None = None,
+) -> BatchSplit:
+    layout = plan(AttentionSpec(block_size=16), 200)
+    requests = [Request(20 + query_len, query_len) for query_len in query_lens]
+    common = make_batch(
+        layout, requests, num_reqs=num_reqs, num_tokens=num_tokens, max_query_len=max_query_len
+    )
+    return split_batch(common, threshold, uniform=uniform)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("query_lens", "expected"),
+    [
+        pytest.param([], BatchSplit(0, 0, 0, True, 0, 0), id="none"),
+        pytest.param([1, 1], BatchSplit(2, 2, 1, True, 0, 0), id="decodes"),
+        pytest.param([1, 3, 2], BatchSplit(3, 6, 3, False, 0, 0), id="ragged"),
+        pytest.param([9, 5], BatchSplit(0, 0, 0, True, 2, 14), id="prefills"),
+        pytest.param([2, 2, 9], BatchSplit(2, 4, 2, True, 1, 9), id="both"),
+        pytest.param([1, 9, 1], BatchSplit(1, 1, 1, True, 2, 10), id="decode-behind-prefill"),
+        pytest.param([4, 0, 4], BatchSplit(3, 8, 4, False, 0, 0), id="a-row-without-tokens"),
+    ],
+)
+def test_the_first_long_request_ends_the_decodes(
+    query_lens: list[int], expected: BatchSplit
+) -> None:
+    assert split(query_lens, 4) == expected
+
+
+@pytest.mark.fast
+def test_uniform_decodes_end_where_lengths_differ() -> None:
+    assert split([2, 2, 1, 2], 4, uniform=True) == BatchSplit(2, 4, 2, True, 2, 3)
+
+
+@pytest.mark.fast
+def test_padding_rows_of_a_decode_take_the_padding_tokens() -> None:
+    assert split([2, 2], 4, num_reqs=4, num_tokens=8) == BatchSplit(4, 8, 2, True, 0, 0)
+
+
+def test_padding_rows_that_get_too_few_tokens_are_not_uniform() -> None:
+    assert not split([2, 2], 4, num_reqs=4, num_tokens=7).is_uniform
+
+
+def test_padding_rows_behind_a_prefill_are_neither() -> None:
+    assert split([1, 9], 4, num_reqs=4, num_tokens=16) == BatchSplit(1, 1, 1, True, 1, 9)
+
+
+def test_a_dummy_batch_decodes_as_long_as_it_says() -> None:
+    """Nothing but padding: a graph is captured with rows of the length it will replay."""
+    dummy = split([], 4, num_reqs=3, num_tokens=6, max_query_len=2)
+
+    assert dummy == BatchSplit(3, 6, 2, True, 0, 0)
