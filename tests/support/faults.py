@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.hf_recording import Recording
+from tests.support.hf_recording import record
 from tests.support.oracle import differences
 from torch import Tensor
 
@@ -26,26 +26,31 @@ Fault = Callable[[Patch, ModelConfig], ModelConfig]
 
 
 class Case:
-    """A model that agrees with transformers as long as nothing is wrong with it."""
+    """A model that agrees with transformers as long as nothing is wrong with it.
+
+    Attributes:
+        config: The configuration.
+        weights: Float32 weights.
+        token_ids: A prompt.
+        model: The model as transformers loaded it.
+        expected: What transformers computes for the prompt.
+    """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        weights: dict[str, Tensor],
-        token_ids: list[int],
-        expected: Recording,
+        self, config: ModelConfig, weights: dict[str, Tensor], token_ids: list[int], model: Any
     ) -> None:
-        """Keep what both implementations were given, and what transformers computed."""
+        """Run transformers once."""
         self.config = config
-        self._weights = weights
-        self._token_ids = token_ids
-        self._expected = expected
+        self.weights = weights
+        self.token_ids = token_ids
+        self.model = model
+        self.expected = record(model, token_ids)
 
     def agrees(self, config: ModelConfig) -> bool:
         """Whether the reference, told ``config``, computes what transformers does."""
-        dense = DenseModel(config, self._weights)
-        output = dense.forward(self._token_ids, dense.new_cache())
-        return differences(self.config, self._expected, output).agree()
+        dense = DenseModel(config, self.weights)
+        output = dense.forward(self.token_ids, dense.new_cache())
+        return differences(self.config, self.expected, output).agree()
 
     def assert_seen(self, fault: Fault) -> None:
         """Check that the comparison passes without the fault and fails with it."""

@@ -16,7 +16,6 @@ from tests.support.hf_models import (
     settle_routers,
     tiny_model,
 )
-from tests.support.hf_recording import record
 from tests.support.one_thread import one_thread
 
 __all__ = ["case_of", "checkpoint", "one_thread"]
@@ -49,7 +48,6 @@ def case_of(checkpoint: Checkpoint) -> CaseOf:
         directory = checkpoint(family)
         config = read_config(directory)
         weights = load_weights(directory, config, dtype=torch.float32)
-        token_ids = prompts()[0]
-        return Case(config, weights, token_ids, record(load(directory, torch.float32), token_ids))
+        return Case(config, weights, prompts()[0], load(directory, torch.float32))
 
     return made

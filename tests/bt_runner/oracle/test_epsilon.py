@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.engine_oracle import engine_differences
+from tests.support.engine_runs import CHUNKED, serve
 from tests.support.faults import Case, Fault, Patch, with_indexer, with_mla
 from tests.support.hf_models import FAMILIES, SEEDS, SPARSE_FAMILIES, load, prompts, tiny_model
-from tests.support.hf_recording import record
 from torch import Tensor
 
 from bt_runner.dense.numerics import rms_norm
@@ -38,18 +39,21 @@ def small_inputs(tmp_path_factory: pytest.TempPathFactory) -> CaseMaker:
         model.save_pretrained(directory)
         config = read_config(directory)
         weights = load_weights(directory, config, dtype=torch.float32)
-        token_ids = prompts()[0]
-        return Case(config, weights, token_ids, record(load(directory, torch.float32), token_ids))
+        return Case(config, weights, prompts()[0], load(directory, torch.float32))
 
     return made
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_right_epsilons_agree(small_inputs: CaseMaker, family: str) -> None:
-    """The reference equals transformers where every epsilon counts."""
+    """The reference and the engine equal transformers where every epsilon counts."""
     case = small_inputs(family)
 
+    run = serve(CHUNKED.engine(case.config, case.weights), [case.token_ids], 1)
+    found = engine_differences(run, case.model)
+
     assert case.agrees(case.config)
+    assert found.agree(), found
 
 
 def models_epsilon_in_the_latents(patch: Patch, config: ModelConfig) -> ModelConfig:

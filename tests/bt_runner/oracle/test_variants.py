@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.engine_oracle import engine_differences
+from tests.support.engine_runs import CHUNKED, serve
 from tests.support.hf_models import load, prompts, tiny_model
 from tests.support.hf_recording import record
 from tests.support.oracle import differences
@@ -48,13 +50,17 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("family", "changes"), [pytest.param(*case[1:], id="-".join(case[1::-1])) for case in VARIANTS]
 )
 def test_variant_equals_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
-    """The configuration that transformers wrote is understood as transformers means it."""
+    """The reference and the engine understand what transformers wrote as transformers does."""
     tiny_model(family, seed=0, **changes).save_pretrained(tmp_path)
     config = read_config(tmp_path)
     dense = DenseModel(config, load_weights(tmp_path, config, dtype=torch.float32))
     token_ids = prompts()[3]
 
-    expected = record(load(tmp_path, torch.float32), token_ids)
+    model = load(tmp_path, torch.float32)
+    expected = record(model, token_ids)
     found = differences(config, expected, dense.forward(token_ids, dense.new_cache()))
+    run = serve(CHUNKED.engine(config, dense.weights), [token_ids], 3)
+    of_engine = engine_differences(run, model)
 
     assert found.agree(), found
+    assert of_engine.agree(), of_engine
