@@ -54,8 +54,9 @@ def test_an_unknown_field_is_refused_anywhere(spec: CacheSpec, kernel_block_size
     for number in numbers:
         damaged = _damage(text, number, lambda fields: fields.update(surprise=1))
 
-        with pytest.raises(InvalidSpecError, match="surprise"):
+        with pytest.raises(InvalidSpecError, match="surprise") as caught:
             BlockTableLayout.from_json(damaged)
+        assert caught.value.facts == {"unknown": ["surprise"], "missing": []}
 
 
 @pytest.mark.parametrize(("spec", "kernel_block_size"), NOTHING_IS_DEFAULT)
@@ -65,8 +66,10 @@ def test_a_missing_field_is_refused_anywhere(spec: CacheSpec, kernel_block_size:
     for number, field in _places(text):
         damaged = _damage(text, number, operator.methodcaller("pop", field))
 
-        with pytest.raises(InvalidSpecError, match=field):
+        with pytest.raises(InvalidSpecError, match=field) as caught:
             BlockTableLayout.from_json(damaged)
+        if field != "kind":
+            assert caught.value.facts == {"unknown": [], "missing": [field]}
 
 
 @pytest.mark.parametrize("value", [None, "many", 1.5, [], {}, -1], ids=repr)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +57,20 @@ def test_a_layout_is_frozen_and_hashable(spec: CacheSpec) -> None:
     for name in ("spec", "limits", "kernel_block_size"):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(layout, name, getattr(layout, name))
+
+
+def test_a_layout_holds_its_causes_and_nothing_else() -> None:
+    """No derived number is stored that could disagree with them."""
+    layout = plan(AttentionSpec(block_size=64), 1000)
+
+    assert not hasattr(layout, "__dict__")
+    assert {field.name for field in dataclasses.fields(layout)} == {
+        "spec",
+        "limits",
+        "kernel_block_size",
+    }
+    for parameter in inspect.signature(BlockTableLayout).parameters.values():
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_layouts_of_different_limits_are_unequal() -> None:

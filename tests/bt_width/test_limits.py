@@ -1,6 +1,7 @@
 """What a server promises its requests: lengths, counts, and its context-parallel shape."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 import pytest
@@ -83,6 +84,21 @@ def test_a_value_is_frozen_and_hashable(value: Any) -> None:
     for field in dataclasses.fields(value):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, field.name, getattr(value, field.name))
+
+
+@pytest.mark.parametrize("kind", [ContextParallel, ServingLimits])
+def test_a_limit_is_only_given_by_name(kind: Any) -> None:
+    """Two limits in a wrong order would be two valid limits."""
+    parameters = inspect.signature(kind).parameters.values()
+
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(
+    "value", [ContextParallel(size=2), ServingLimits(**GOOD_LIMITS)], ids=lambda v: type(v).__name__
+)
+def test_limits_hold_their_fields_and_nothing_else(value: object) -> None:
+    assert not hasattr(value, "__dict__")
 
 
 @pytest.mark.parametrize("field", sorted(GOOD_LIMITS))

@@ -1,6 +1,7 @@
 """One frozen type per kind of cache group; what each refuses."""
 
 import dataclasses
+import inspect
 import itertools
 import typing
 from typing import Any
@@ -76,6 +77,19 @@ def test_a_spec_is_frozen(kind: Any, field: str) -> None:
 
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(spec, field, GOOD[kind][field])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, UniformSpec], ids=_id)
+def test_a_field_is_only_given_by_name(kind: Any) -> None:
+    """Two sizes in a wrong order would be two valid sizes."""
+    parameters = inspect.signature(kind).parameters.values()
+
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=_id)
+def test_a_spec_holds_its_fields_and_nothing_else(kind: Any) -> None:
+    assert not hasattr(kind(**GOOD[kind]), "__dict__")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=_id)

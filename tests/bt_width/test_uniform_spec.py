@@ -48,6 +48,10 @@ def test_a_uniform_spec_is_frozen() -> None:
         spec.members = ()
 
 
+def test_a_uniform_spec_holds_its_members_and_nothing_else() -> None:
+    assert not hasattr(UniformSpec(members={"mla": MLA}), "__dict__")
+
+
 def test_a_uniform_spec_does_not_follow_the_mapping_it_was_given() -> None:
     members: dict[str, LayerSpec] = {"mla": MLA}
     spec = UniformSpec(members=members)
