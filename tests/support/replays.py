@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.support.model_configs import Config, glm_5_2
 
@@ -19,7 +19,7 @@ from bt_tables import StagedBlockTables
 from bt_width import BlockTableLayout, ContextParallel, ServingLimits
 
 
-def own_trace(num_requests: int = 40, seed: int = 0) -> list[TraceRequest]:
+def own_trace(num_requests: int = 30, seed: int = 0) -> list[TraceRequest]:
     """Return requests of a few conversations, each turn of which repeats those before."""
     draw = random.Random(seed)
     conversations: list[list[int]] = [[name * 100] for name in range(4)]
@@ -56,7 +56,7 @@ class ReplayCase:
     """
 
     config: Config
-    options: CutOptions = CutOptions(num_speculative_blocks=3)
+    options: CutOptions = field(default_factory=lambda: CutOptions(num_speculative_blocks=3))
     max_model_len: int = 350_000
     size: int = 2
     num_drafts: int = 3

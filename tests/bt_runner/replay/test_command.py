@@ -1,0 +1,197 @@
+"""``bt-runner replay`` runs a trace to its summary, and ends with 1 or 2 where it must."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.support.model_configs import data_file, glm_5_2, nemotron_h_8b, write_config
+from tests.support.replays import own_trace
+
+from bt_runner.cli import run
+from bt_runner.replay.shared_rows import SharedRows
+from bt_runner.request import Request
+
+GLM = ["--max-model-len", "350000", "--dcp", "2", "--speculative-tokens", "3"]
+SMALL = ["--max-num-seqs", "8", "--max-num-batched-tokens", "1024", "--verify-every", "5"]
+
+
+def _mooncake(folder: Path, num_requests: int = 12) -> Path:
+    path = folder / "trace.jsonl"
+    lines = [
+        json.dumps(
+            {
+                "timestamp": request.arrival_ms,
+                "input_length": request.prompt_len,
+                "output_length": request.output_len,
+                "hash_ids": request.hash_ids,
+            }
+        )
+        for request in own_trace(num_requests)
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def _plain(folder: Path, text: str) -> Path:
+    path = folder / "trace.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_json_holds_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, config = _mooncake(tmp_path), write_config(tmp_path, glm_5_2())
+
+    code = run(["replay", str(trace), "--config", str(config), *GLM, *SMALL, "--json"])
+
+    record = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert record["num_requests"] == 12
+    assert record["num_checked_steps"] == -(-record["num_steps"] // 5)
+    # one copy and one launch for all groups, however many there are
+    assert (record["copies_per_step"], record["launches_per_step"]) == (1.0, 1.0)
+
+
+def test_the_summary_is_text_by_default_and_nothing_else_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, config = _mooncake(tmp_path), write_config(tmp_path, glm_5_2())
+
+    code = run(["replay", str(trace), "--config", str(config), *GLM, *SMALL])
+
+    captured = capsys.readouterr()
+    assert code == 0
+    assert "12 ended, 0 refused" in captured.out
+    assert "no difference" in captured.out
+    assert captured.err == ""
+
+
+def test_at_the_traces_pace_it_ends_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, config = _mooncake(tmp_path), write_config(tmp_path, glm_5_2())
+    paced = ["--arrivals", "trace", "--step-ms", "5"]
+
+    code = run(["replay", str(trace), "--config", str(config), *GLM, *SMALL, *paced])
+
+    assert code == 0
+    assert "12 ended" in capsys.readouterr().out
+
+
+def test_only_as_many_requests_as_asked_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, config = _mooncake(tmp_path), write_config(tmp_path, glm_5_2())
+
+    run(["replay", str(trace), "--config", str(config), *GLM, *SMALL, "--max-requests", "3"])
+
+    assert "3 ended" in capsys.readouterr().out
+
+
+def test_a_malformed_line_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = _plain(tmp_path, "100,5\nmany,5\n200,3\n")
+    config = write_config(tmp_path, glm_5_2())
+
+    code = run(["replay", str(trace), "--config", str(config), *GLM, *SMALL])
+
+    captured = capsys.readouterr()
+    assert code == 0
+    assert "2 ended" in captured.out
+    assert "line 2 is left out: prompt tokens" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("100,5\nmany,5\n", "line 2: prompt tokens", id="malformed"),
+        pytest.param("100,5\n400000,5\n", "line 2: .*max_model_len", id="too-long"),
+    ],
+)
+def test_strict_ends_at_a_line_that_would_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    trace, config = _plain(tmp_path, text), write_config(tmp_path, glm_5_2())
+
+    code = run(["replay", str(trace), "--config", str(config), *GLM, *SMALL, "--strict"])
+
+    assert code == 2
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_a_difference_ends_with_1_and_names_its_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = SharedRows.offer
+    monkeypatch.setattr(
+        SharedRows, "offer", lambda rows, request, _computed: offer(rows, request, _all_of(request))
+    )
+    trace, config = _mooncake(tmp_path, 30), write_config(tmp_path, glm_5_2())
+
+    code = run(["replay", str(trace), "--config", str(config), *GLM, *SMALL])
+
+    assert code == 1
+    assert "group mla" in capsys.readouterr().err
+
+
+def _all_of(request: Request) -> int:
+    return 128 * len(request.block_ids[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param(["--acceptance", "1.5"], "--acceptance", id="acceptance"),
+        pytest.param(["--verify-every", "0"], "--verify-every", id="verify-every"),
+        pytest.param(["--step-ms", "nan"], "--step-ms", id="step-ms"),
+        pytest.param(["--blocks", "5", "6"], "--blocks", id="blocks-per-group"),
+        pytest.param(["--blocks", "1"], "pool of 1", id="no-block"),
+        pytest.param(["--device", "nowhere"], "nowhere", id="device"),
+    ],
+)
+def test_an_option_that_cannot_be_used_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    trace, config = _mooncake(tmp_path), write_config(tmp_path, glm_5_2())
+
+    code = run(["replay", str(trace), "--config", str(config), *GLM, *SMALL, *options])
+
+    assert code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_every_group_may_have_a_pool_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = _plain(tmp_path, "100,5\n200,3\n")
+    config = write_config(tmp_path, nemotron_h_8b())
+
+    code = run(
+        ["replay", str(trace), "--config", str(config), *SMALL, "--blocks", "9", "4", "--json"]
+    )
+
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    assert code == 0
+    assert [group["pool_blocks"] for group in groups] == [9, 4]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("AzureLLMInferenceTrace_conv.csv", id="azure-conversations"),
+        pytest.param("mooncake_conversation_trace.jsonl", id="mooncake-conversations"),
+    ],
+)
+def test_a_thousand_real_requests_are_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    trace, config = data_file("traces", name), write_config(tmp_path, glm_5_2())
+    options = [*GLM, "--max-requests", "1000", "--json", "--strict"]
+
+    code = run(["replay", str(trace), "--config", str(config), *options])
+
+    record = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert record["num_requests"] == 1000
+    assert record["num_checked_steps"] >= 5
