@@ -75,6 +75,13 @@ class Workplace:
             self._cosmic_ray("init", "cosmic-ray.toml", self.session.name)
             mark.write_text(digest)
 
+    def require_passing_tests(self) -> None:
+        """Try no change at all first: tests that fail anyway would notice everything."""
+        try:
+            self._cosmic_ray("baseline", "cosmic-ray.toml")
+        except subprocess.CalledProcessError:
+            sys.exit(f"the fast tests of {self.package} fail as they are: mend them first")
+
     def run(self) -> None:
         """Try every change that waits."""
         self._cosmic_ray("exec", "cosmic-ray.toml", self.session.name)
@@ -189,6 +196,7 @@ def main() -> None:
     mutants = [mutant for workplace in workplaces for mutant in real_mutants(workplace)]
     random.Random(args.seed).shuffle(mutants)
     skip_all_but(set(mutants[: args.sample]), workplaces)
+    workplaces[0].require_passing_tests()
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(Workplace.run, workplaces))
     report(workplaces)
