@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,7 +34,12 @@ class Expected:
         return all(wanted is None or wanted == found for wanted, found in pairs)
 
 
-Planted = tuple[SmallStep, Expected]
+@dataclass(frozen=True)
+class Planted:
+    """A step with a fault in it, and what must be found."""
+
+    step: SmallStep
+    expected: Expected
 
 
 class Loop:
@@ -54,6 +59,7 @@ class Loop:
             layouts, num_blocks, mode="report", max_findings=10_000
         )
         self.last: SmallStep | None = None
+        self.last_tables: list[torch.Tensor] = []
 
     def check(self, step: SmallStep, *, with_refs: bool = True) -> SanitizerReport:
         """Check a step."""
@@ -68,7 +74,7 @@ class Loop:
 
     def until(self, wanted: Callable[[SmallStep], T | None]) -> tuple[SmallStep, T]:
         """Run sound steps until one has what is wanted; that one is not checked yet."""
-        for _ in range(300):
+        for _ in range(400):
             step = self.engine.step()
             found = wanted(step)
             if found is not None:
@@ -76,7 +82,7 @@ class Loop:
             self.sound(step)
         raise AssertionError("no step had what the fault needs")
 
-    def between(self, wanted: Callable[[SmallStep], T | None]) -> tuple[SmallStep, T]:
+    def after(self, wanted: Callable[[SmallStep], T | None]) -> tuple[SmallStep, T]:
         """Run sound steps up to and with one that has what is wanted."""
         step, found = self.until(wanted)
         self.sound(step)
@@ -87,19 +93,12 @@ class Loop:
         report = self.check(step)
         assert report.findings == (), report.text
         self.last = step
-
-    def starts(self, step: SmallStep) -> list[int]:
-        """Return where each request's tokens begin, and where the last one's end."""
-        return [int(start) for start in step.query_start_loc]
+        self.last_tables = [table.clone() for table in step.block_tables]
 
     def live(self, step: SmallStep, group: int, row: int) -> int:
         """Return the columns of a row's blocks."""
         blocks = int(step.num_blocks_of_row[row, group])
         return blocks * self.layouts[group].kernel_blocks_per_block
-
-    def held(self, step: SmallStep, group: int) -> list[int]:
-        """Return each row's live columns."""
-        return [self.live(step, group, row) for row in range(len(step.requests))]
 
     def was_live(self, group: int, row: int) -> int:
         """Return the columns that a row of the batch had in the last step."""
@@ -107,33 +106,17 @@ class Loop:
             return 0
         return self.live(self.last, group, row)
 
-    def shrunk(self, step: SmallStep, group: int) -> tuple[int, int] | None:
-        """Return a row of the batch that now holds less than the last step, and its end."""
-        for row, live in enumerate(self.held(step, group)):
-            if self.was_live(group, row) > live:
-                return row, live
-        return None
 
-    def token_of(self, step: SmallStep, group: int) -> tuple[int, int] | None:
-        """Return a request and its first token that has a slot, past the first request."""
-        starts = self.starts(step)
-        for row in range(1, len(step.requests)):
-            for token in range(starts[row], starts[row + 1]):
-                if step.slot_mappings[group, token] >= 0:
-                    return row, token
-        return None
+def tokens_of(step: SmallStep, row: int) -> range:
+    """Return a request's tokens."""
+    return range(int(step.query_start_loc[row]), int(step.query_start_loc[row + 1]))
 
 
-def first(values: Iterable[T]) -> T | None:
-    """Return the first of some values, None without any."""
-    return next(iter(values), None)
+def position_of(step: SmallStep, row: int, token: int) -> int:
+    """Return a token's place in its request."""
+    return int(step.seq_lens[row]) - int(step.query_start_loc[row + 1]) + token
 
 
-def ids_of(step: SmallStep, group: int, row: int) -> list[int]:
-    """Return a row of a table."""
-    return [int(value) for value in step.block_tables[group][row]]
-
-
-def moved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same values at another address."""
-    return tensor.clone()
+def rows_of(step: SmallStep) -> range:
+    """Return the rows that hold a request."""
+    return range(len(step.requests))

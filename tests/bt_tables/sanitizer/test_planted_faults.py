@@ -1,0 +1,130 @@
+"""Every fault that an engine has had is found in its step, with its kind and place."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.support.plans import serving_limits
+from tests.support.planted import column_faults, owner_faults, shape_faults, slot_faults
+from tests.support.planted.loop import Loop, MakeTables, Planted
+from tests.support.small_engine import PlainTables, Tables
+from tests.support.spoiled_steps import (
+    HYBRID_POOLS,
+    SHARING_POOLS,
+    hybrid_layouts,
+    sharing_layouts,
+)
+from tests.support.table_drivers import BatchTables, StagedTables
+
+from bt_tables.sanitizer import FaultKind
+from bt_width import AttentionSpec, BlockTableLayout
+
+Config = tuple[Sequence[BlockTableLayout], Sequence[int]]
+
+
+def plain_tables(layouts: Sequence[BlockTableLayout], num_blocks: Sequence[int]) -> Tables:
+    return PlainTables(layouts)
+
+
+def huge_layouts() -> Sequence[BlockTableLayout]:
+    """Blocks so large that the slots of block 8 lie past 2^31."""
+    limits = serving_limits(60, max_num_reqs=3, max_num_batched_tokens=16)
+    return [BlockTableLayout.plan(AttentionSpec(block_size=2**28), limits)]
+
+
+HYBRID: Config = (hybrid_layouts(), HYBRID_POOLS)
+SHARED: Config = (sharing_layouts(), SHARING_POOLS)
+TWO_RANKS: Config = (sharing_layouts(size=2, rank=1), SHARING_POOLS)
+HUGE: Config = (huge_layouts(), [40])
+
+FAULTS: list[tuple[str, Config, Callable[[Loop], Planted]]] = [
+    ("A2", HYBRID, shape_faults.one_column_short),
+    ("C9", HYBRID, shape_faults.guard_column),
+    ("field-3.2-lost", HYBRID, shape_faults.rows_lost),
+    ("field-3.2-doubled", HYBRID, shape_faults.more_rows_than_planned),
+    ("J2", HYBRID, shape_faults.transposed_table),
+    ("H7", HYBRID, shape_faults.moved_storage),
+    ("field-3.16", HYBRID, shape_faults.narrow_slots),
+    ("F11", HYBRID, shape_faults.too_many_slots),
+    ("batch", HYBRID, shape_faults.falling_starts),
+    ("E10", HYBRID, shape_faults.more_tokens_than_slots),
+    ("A18", HYBRID, shape_faults.drafts_past_the_end),
+    ("F10", HYBRID, shape_faults.length_of_the_wrong_half),
+    ("field-3.3", HYBRID, shape_faults.appended_to_a_full_row),
+    ("B1", TWO_RANKS, shape_faults.state_row_divided_by_shards),
+    ("field-3.10-tail", HYBRID, column_faults.stale_tail),
+    ("G4", HYBRID, column_faults.dropped_append),
+    ("G2", HYBRID, column_faults.dropped_replacement),
+    ("field-3.8", HYBRID, column_faults.table_of_capture_time),
+    ("B6", HYBRID, column_faults.state_at_another_groups_block_size),
+    ("field-3.9", HYBRID, column_faults.no_block_for_a_draft_state),
+    ("C7-too-far", HYBRID, column_faults.window_nulled_one_block_too_far),
+    ("E6-twice", HYBRID, column_faults.expanded_twice),
+    ("D1", HYBRID, column_faults.block_ids_not_expanded),
+    ("field-3.2-mixed", HYBRID, column_faults.interleaved_rows),
+    ("D2-null", HYBRID, column_faults.null_block_expanded),
+    ("C1", HYBRID, column_faults.padding_row_of_minus_one),
+    ("C2-C10", HYBRID, column_faults.phantom_request),
+    ("H3", HYBRID, column_faults.garbage_id),
+    ("C1-hole", HYBRID, column_faults.negative_id),
+    ("F7", HYBRID, column_faults.rows_in_another_order),
+    ("H1", HYBRID, column_faults.reused_host_buffer),
+    ("duplicate", HYBRID, owner_faults.block_handed_out_twice),
+    ("B1-next-row", HYBRID, owner_faults.written_past_a_row),
+    ("freed", HYBRID, owner_faults.freed_too_early),
+    ("C7", HYBRID, owner_faults.window_not_nulled),
+    ("B10", SHARED, owner_faults.prefix_hit_rounded_up),
+    ("F6", HYBRID, slot_faults.map_of_another_layout),
+    ("F1", HYBRID, slot_faults.next_rows_block),
+    ("C9-slot", HYBRID, slot_faults.stride_taken_for_width),
+    ("F1-zero", HYBRID, slot_faults.masked_load_of_zero),
+    ("F2", HYBRID, slot_faults.ring_through_the_block_formula),
+    ("C6", HYBRID, slot_faults.slots_not_padded),
+    ("C4", HYBRID, slot_faults.slots_padded_with_zero),
+    ("slotless", HYBRID, slot_faults.slot_of_a_group_without_slots),
+    ("D9", HYBRID, slot_faults.kernel_ids_times_the_block),
+    ("draft", HYBRID, slot_faults.draft_over_a_draft),
+    ("E6", TWO_RANKS, slot_faults.shards_of_a_replicated_group),
+    ("E1", TWO_RANKS, slot_faults.another_ranks_token),
+    ("I1", HUGE, slot_faults.slot_that_wraps),
+]
+CASES: list[Any] = [
+    pytest.param(config, plant, id=f"{case}-{plant.__name__}") for case, config, plant in FAULTS
+]
+TABLES = [
+    pytest.param(StagedTables, id="staged"),
+    pytest.param(BatchTables, id="batch-order"),
+    pytest.param(plain_tables, id="plain-tensors"),
+]
+
+
+@pytest.mark.parametrize("make_tables", TABLES)
+@pytest.mark.parametrize(("config", "plant"), CASES)
+def test_a_planted_fault_is_found_in_its_step(
+    config: Config, plant: Callable[[Loop], Planted], make_tables: MakeTables
+) -> None:
+    loop = Loop(make_tables, *config)
+
+    planted = plant(loop)
+    report = loop.check(planted.step)
+
+    assert any(planted.expected.is_met_by(finding) for finding in report.findings), report.text
+
+
+def test_every_kind_of_fault_that_a_cpu_can_have_is_planted() -> None:
+    found = set()
+    for _, config, plant in FAULTS:
+        loop = Loop(StagedTables, *config)
+        found |= {plant(loop).expected.kind}
+
+    assert set(FaultKind) - found == {FaultKind.DEVICE, FaultKind.UNSTABLE}
+
+
+@pytest.mark.parametrize("make_tables", TABLES)
+@pytest.mark.parametrize("config", [HYBRID, SHARED, TWO_RANKS], ids=["hybrid", "shared", "ranks"])
+def test_a_loop_without_a_fault_has_no_finding(config: Config, make_tables: MakeTables) -> None:
+    loop = Loop(make_tables, *config, seed=11)
+    for _ in range(60):
+        loop.sound(loop.engine.step())
+
+    assert loop.sanitizer.num_faults == 0
