@@ -97,7 +97,7 @@ def _touched(layout: BlockTableLayout, row: Row) -> tuple[set[int], set[int]]:
     seen_from = 0
     if layout.kind == "window":
         spec = layout.spec
-        kept = spec.window - 1 + spec.extra_retained_tokens  # type: ignore[union-attr]
+        kept = spec.window - 1 + spec.extra_retained_tokens  # type: ignore[union-attr]  # a window
         seen_from = max(row.computed - kept, 0)
     rank = layout.limits.context_parallel.rank
     own = [

@@ -293,7 +293,7 @@ class SmallEngine:
         if layout.kind != "window":
             return 0
         spec = layout.spec
-        seen_from = computed - spec.window + 1 - spec.extra_retained_tokens  # type: ignore[union-attr]
+        seen_from = computed - spec.window + 1 - spec.extra_retained_tokens  # type: ignore[union-attr]  # a window
         return max(seen_from, 0) // layout.block_size
 
     def remove(self, request: SmallRequest) -> None:

@@ -43,7 +43,7 @@ def dropped_append(loop: Loop) -> Planted:
             blocks = [[], *blocks[1:]]
         append(row, blocks)
 
-    loop.engine.tables.append = drop_first  # type: ignore[method-assign,assignment]
+    loop.engine.tables.append = drop_first  # type: ignore[method-assign,assignment]  # a fault
     step, row = loop.until(
         _row_with(lambda step, row: bool(dropped) and step.requests[row].row == dropped[0][0])
     )

@@ -64,7 +64,7 @@ def freed_too_early(loop: Loop) -> Planted:
 
 def window_not_nulled(loop: Loop) -> Planted:
     """Blocks behind a window are freed, and their ids stay in the row."""
-    loop.engine.tables.null_prefix = lambda *_: None  # type: ignore[method-assign]
+    loop.engine.tables.null_prefix = lambda *_: None  # type: ignore[method-assign]  # a fault
 
     def has_freed(step: SmallStep) -> tuple[int, int] | None:
         return next(
