@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
+from bt_runner.models.config import (
+    MLA,
+    MLP,
+    AttentionLayer,
+    ModelConfig,
+    MoE,
+    SelectAll,
+    Selection,
+    SelectTopK,
+)
 from bt_runner.models.hybrid import hybrid_config
+from bt_runner.models.rope import Rope
 from bt_runner.models.weights import random_weights, tensor_dtype, tensor_shapes
 
 
@@ -55,3 +69,33 @@ def test_what_decides_is_never_below_float32(
 ) -> None:
     """Routers, head weights and decays keep float32 in a model of a narrower dtype."""
     assert tensor_dtype(name, dtype) == expected
+
+
+def _deepseek_v3(selection: Selection) -> ModelConfig:
+    mla = MLA(
+        num_heads=128,
+        q_lora_rank=1536,
+        kv_lora_rank=512,
+        nope_dim=128,
+        v_dim=128,
+        rope=Rope(dim=64),
+    )
+    moe = MoE(num_experts=256, top_k=8, intermediate_size=2048, num_groups=8, top_groups=4)
+    dense = AttentionLayer(mla=mla, selection=selection, feed_forward=MLP(intermediate_size=18432))
+    return ModelConfig(
+        vocab_size=129_280,
+        hidden_size=7168,
+        layers=(dense,) * 3 + (replace(dense, feed_forward=moe),) * 58,
+    )
+
+
+def test_published_model_has_its_published_size() -> None:
+    """DeepSeek-V3 has 671 billion parameters, and an indexer in every layer adds 0.9."""
+    indexer = SelectTopK(num_heads=64, head_dim=128, topk=2048, rope=Rope(dim=64))
+
+    sizes = [
+        sum(math.prod(shape) for shape in tensor_shapes(_deepseek_v3(selection)).values())
+        for selection in (SelectAll(), indexer)
+    ]
+
+    assert [round(size / 1e9, 1) for size in sizes] == [671.0, 671.9]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from tests.support.hf_models import FAMILIES, SPARSE_FAMILIES, Checkpoint, load, prompts
+from tests.support.faults import with_indexer
+from tests.support.hf_models import FAMILIES, SPARSE_FAMILIES, Checkpoint, load, prompts, tiny_model
 from tests.support.hf_recording import greedy, record
 from tests.support.oracle import differences
 from tests.support.runs import dense_greedy
@@ -114,6 +117,40 @@ def test_bfloat16_choices_are_nearly_the_same(checkpoint: Checkpoint, family: st
 
     assert choice is not None
     assert (expected & choice.chosen).sum() > 0.95 * expected.sum()
+
+
+@pytest.mark.parametrize("family", SPARSE_FAMILIES)
+def test_choice_decides_the_tokens(checkpoint: Checkpoint, family: str) -> None:
+    """Told to see all, a sparse model writes something else after every prompt above a choice."""
+    directory = checkpoint(family)
+    config = read_config(directory)
+    weights = load_weights(directory, config, dtype=torch.float64)
+
+    for token_ids in prompts():
+        texts = [
+            dense_greedy(DenseModel(told, weights), token_ids, NUM_NEW)
+            for told in (config, with_indexer(config, topk=1000))
+        ]
+        assert (texts[0] != texts[1]) == (len(token_ids) > 16)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefill_equals_transformers_for_many_seeds(tmp_path: Path, family: str, seed: int) -> None:
+    """Other weights agree as well; a choice may differ where its gap is below rounding."""
+    tiny_model(family, seed=1000 + seed).save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    dense = DenseModel(config, load_weights(tmp_path, config, dtype=torch.float32))
+    model = load(tmp_path, torch.float32)
+
+    for token_ids in prompts():
+        output = dense.forward(token_ids, dense.new_cache())
+        gaps = [choice.gaps().min() for choice in output.choices if choice is not None]
+        if min(gaps, default=1.0) > 1e-4:
+            found = differences(config, record(model, token_ids), output)
+            assert found.sets == 0, found
+            assert max(found.logits, found.scores, *found.layers_in_range) < 2e-5, found
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,7 +14,7 @@ from tests.support.hf_models import FAMILIES, SPARSE_FAMILIES
 from torch import Tensor
 
 from bt_builders import MambaStates
-from bt_runner.models import mamba2, numerics, paging
+from bt_runner.models import mamba2, numerics
 from bt_tables import StagedBlockTables
 
 Patch = pytest.MonkeyPatch
@@ -116,8 +116,3 @@ def test_missing_relu_is_seen(case_of: CaseOf, family: str) -> None:
 def test_fault_in_states_is_seen(case_of: CaseOf, fault: Fault) -> None:
     """A mixer shows it."""
     _assert_seen(case_of("mamba2"), fault)
-
-
-def test_unpatched_modules_are_those_of_the_engine() -> None:
-    """The names patched above are the ones the layers call."""
-    assert mamba2.__dict__["write"] is paging.write

@@ -1,6 +1,7 @@
 """The dense reference: one request, contiguous caches, the whole prompt at once.
 
-It knows no blocks, tables, slots or batches, and shares no maths with the paged path.
+It knows no blocks, tables, slots or batches, and has its own maths: only the configuration's
+numbers, rotary frequencies among them, are those the paged path is told.
 """
 
 from __future__ import annotations

@@ -30,10 +30,6 @@ class Choice:
     chosen: Tensor
     topk: int
 
-    def positions(self, row: int) -> list[int]:
-        """Return the positions that one query sees, in order."""
-        return self.chosen[row].nonzero().flatten().tolist()
-
     def gaps(self) -> Tensor:
         """Return ``[T]``: how far the lowest chosen score lies above the highest other one."""
         inf = float("inf")
