@@ -1,6 +1,8 @@
 """A composite asks if a part asks, and hands the width to that part alone."""
 
 import pytest
+from tests.support.batches import Request, make_batch
+from tests.support.plans import plan
 
 from bt_builders import (
     BuilderClass,
@@ -12,8 +14,6 @@ from bt_builders import (
     create_metadata_builders,
 )
 from bt_width import AttentionSpec, InvalidSpecError
-from tests.support.batches import Request, make_batch
-from tests.support.plans import plan
 
 LAYOUT = plan(AttentionSpec(block_size=16), 200)
 

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal, cast
 
 import pytest
 import torch
+from tests.support.plans import plan
 
 from bt_builders import (
     BuilderClass,
@@ -15,7 +16,6 @@ from bt_builders import (
 )
 from bt_builders.agreement.create import least_cudagraph_support
 from bt_width import AttentionSpec, BlockTableLayout, BlockTableWidth, InvalidSpecError
-from tests.support.plans import plan
 
 
 class Asking:

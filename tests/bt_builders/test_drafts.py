@@ -5,6 +5,9 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests.support.batches import Request, make_batch, rows_of
+from tests.support.plain_builders import int32, random_decodes
+from tests.support.plans import serving_limits
 
 from bt_builders import DSAIndexerMetadataBuilder, MLAMetadataBuilder, RingTailMetadataBuilder
 from bt_width import (
@@ -16,9 +19,6 @@ from bt_width import (
     SlidingWindowSpec,
     WidthMismatchError,
 )
-from tests.support.batches import Request, make_batch, rows_of
-from tests.support.plain_builders import int32, random_decodes
-from tests.support.plans import serving_limits
 
 
 def plan_group(
@@ -165,10 +165,11 @@ def test_e6_a_replicated_group_has_every_slot_on_every_rank(rank: int) -> None:
     """A sharded group has each of them on exactly one rank."""
     lens = int32([20, 33, 47])
     slots = {}
-    for name, spec in {
+    specs: dict[str, AttentionSpec | SlidingWindowSpec] = {
         "replicated": SlidingWindowSpec(block_size=16, window=64),
         "sharded": AttentionSpec(block_size=16),
-    }.items():
+    }
+    for name, spec in specs.items():
         layout = plan_group(spec, size=8, rank=rank)
         builder = MLAMetadataBuilder(layout, "cpu")
         requests = [Request(int(n), 1) for n in lens]

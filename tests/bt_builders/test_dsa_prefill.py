@@ -259,4 +259,4 @@ def test_d1_ids_and_page_size_come_in_one_unit() -> None:
 @pytest.mark.parametrize("name", ["workspace_tokens", "max_logits_bytes"])
 def test_a_budget_that_holds_nothing_is_refused(name: str) -> None:
     with pytest.raises(InvalidSpecError, match=name):
-        DSAOptions(**{name: 0})
+        DSAOptions(**{name: 0})  # type: ignore[arg-type]  # fields of ints, by name

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tests.support.plans import plan, plan_ranks
 
 from bt_builders import local_lengths
 from bt_builders.batch.geometry import RowGeometry
 from bt_width import AttentionSpec, SlidingWindowSpec
-from tests.support.plans import plan, plan_ranks
 
 
 @pytest.mark.fast

@@ -5,6 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.support.batches import Request, make_batch
+from tests.support.plans import plan, serving_limits
+from tests.support.poison import POISON
 
 from bt_builders import (
     CommonAttentionMetadata,
@@ -20,9 +23,6 @@ from bt_width import (
     MambaSpec,
     WidthMismatchError,
 )
-from tests.support.batches import Request, make_batch
-from tests.support.plans import plan, serving_limits
-from tests.support.poison import POISON
 
 Spoil = Callable[[CommonAttentionMetadata], CommonAttentionMetadata]
 

@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from tests.support.interpreted import shuffled_programs
+from tests.support.plain_builders import int32
+from tests.support.poison import POISON, Guarded, guarded, misaligned
 
 from bt_builders import kernels, reference
 from bt_builders.batch.geometry import RowGeometry
@@ -18,9 +21,6 @@ from bt_builders.operations import (
     StateRows,
     TokenLens,
 )
-from tests.support.interpreted import shuffled_programs
-from tests.support.plain_builders import int32
-from tests.support.poison import POISON, Guarded, guarded, misaligned
 
 GEOMETRIES = [
     pytest.param(RowGeometry(9, 16, 1, 1, 0, 1, 0, 140), id="plain"),

@@ -6,6 +6,9 @@ from typing import Literal
 
 import pytest
 import torch
+from tests.support.batches import Request, make_batch, rows_of
+from tests.support.plain_builders import int32
+from tests.support.plans import serving_limits
 
 from bt_builders import MambaMetadataBuilder, MambaOptions, MambaStates
 from bt_width import (
@@ -19,9 +22,6 @@ from bt_width import (
     UniformSpec,
     WidthMismatchError,
 )
-from tests.support.batches import Request, make_batch, rows_of
-from tests.support.plain_builders import int32
-from tests.support.plans import serving_limits
 
 
 def plan_mamba(
@@ -112,9 +112,7 @@ def test_mode_none_keeps_its_states_in_the_first_columns() -> None:
     """Two of three tokens stayed: the state to start from is the second one's."""
     layout = plan_mamba(mode="none", num_drafts=2)
 
-    states = build_states(
-        layout, [Request(40, 3, num_accepted=2), Request(90, 1, num_accepted=3)]
-    )
+    states = build_states(layout, [Request(40, 3, num_accepted=2), Request(90, 1, num_accepted=3)])
 
     assert states.state_ids.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert states.source_ids.tolist() == [2, 6]
@@ -160,9 +158,7 @@ def test_states_equal_the_plain_reference(mode: Literal["none", "align"], seed: 
 
     states = build_states(layout, requests)
 
-    for index, (request, row) in enumerate(
-        zip(requests, rows_of(layout, requests), strict=True)
-    ):
+    for index, (request, row) in enumerate(zip(requests, rows_of(layout, requests), strict=True)):
         read = layout.state_column(request.num_computed)
         write = layout.state_column(request.seq_len)
         assert states.source_ids[index] == row[read + request.num_accepted - 1]

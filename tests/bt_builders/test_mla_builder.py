@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-
-from bt_builders import MLAMetadata, MLAMetadataBuilder, MLAOptions
-from bt_width import AttentionSpec, BlockTableLayout, InvalidEditError, InvalidSpecError, RingSpec
 from tests.support.batches import Request, make_batch
 from tests.support.plain_builders import tokens_of
 from tests.support.plans import serving_limits
+
+from bt_builders import MLAMetadata, MLAMetadataBuilder, MLAOptions
+from bt_width import AttentionSpec, BlockTableLayout, InvalidEditError, InvalidSpecError, RingSpec
 
 
 def plan_mla(*, size: int = 1, rank: int = 0, interleave: int = 1) -> BlockTableLayout:
@@ -120,9 +120,7 @@ def test_more_decode_tokens_than_planned_are_refused() -> None:
     layout = plan_mla()
 
     with pytest.raises(InvalidEditError, match="33 decode tokens"):
-        MLAMetadataBuilder(layout, "cpu").build(
-            make_batch(layout, [Request(20, 1)], num_tokens=33)
-        )
+        MLAMetadataBuilder(layout, "cpu").build(make_batch(layout, [Request(20, 1)], num_tokens=33))
 
 
 def test_a_group_that_keeps_no_token_is_refused() -> None:
@@ -135,4 +133,4 @@ def test_a_group_that_keeps_no_token_is_refused() -> None:
 @pytest.mark.parametrize("name", ["workspace_tokens", "max_decode_query_len"])
 def test_a_size_that_holds_nothing_is_refused(name: str) -> None:
     with pytest.raises(InvalidSpecError, match=name):
-        MLAOptions(**{name: 0})
+        MLAOptions(**{name: 0})  # type: ignore[arg-type]  # fields of ints, by name

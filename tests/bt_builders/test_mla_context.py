@@ -3,12 +3,12 @@
 import random
 
 import pytest
+from tests.support.batches import Request, make_batch, rows_of
+from tests.support.plans import serving_limits
 
 from bt_builders import MLAContextChunk, MLAMetadataBuilder, MLAOptions
 from bt_builders.mla.context import Span, pack_contexts
 from bt_width import AttentionSpec, BlockTableLayout, InvalidSpecError
-from tests.support.batches import Request, make_batch, rows_of
-from tests.support.plans import serving_limits
 
 
 def plan_mla(
@@ -79,9 +79,7 @@ def test_no_context_is_no_chunk() -> None:
     assert context_chunks(layout, [Request(30, 30, is_prefilling=True)], 64) == ()
 
 
-@pytest.mark.parametrize(
-    ("size", "interleave"), [(1, 1), (2, 1), (2, 8), (3, 16)], ids=str
-)
+@pytest.mark.parametrize(("size", "interleave"), [(1, 1), (2, 1), (2, 8), (3, 16)], ids=str)
 @pytest.mark.parametrize("workspace_tokens", [96, 256, 4096])
 def test_gathered_pieces_are_the_contexts(
     size: int, interleave: int, workspace_tokens: int
@@ -109,9 +107,7 @@ def test_gathered_pieces_are_the_contexts(
         chunk = chunks[0]
         assert len(gathered) == size * chunk.num_local_rows
         assert chunk.num_tokens <= workspace_tokens
-        for req, row in zip(
-            chunk.token_to_req.tolist(), chunk.gathered_rows.tolist(), strict=True
-        ):
+        for req, row in zip(chunk.token_to_req.tolist(), chunk.gathered_rows.tolist(), strict=True):
             found = gathered[row]
             assert found is not None
             assert found[0] == req
@@ -125,9 +121,7 @@ def gather(
 ) -> list[tuple[int, int] | None]:
     """What one rank copies to its rows of the workspace: request and position, or a gap."""
     owner = {}
-    for index, (request, row) in enumerate(
-        zip(requests, rows_of(layout, requests), strict=True)
-    ):
+    for index, (request, row) in enumerate(zip(requests, rows_of(layout, requests), strict=True)):
         for position in range(request.num_computed):
             slot = layout.slot(position, row)
             if slot >= 0:

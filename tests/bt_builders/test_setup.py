@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.support.batches import Request, make_batch
+from tests.support.plans import serving_limits
 
 from bt_builders import (
     KERNEL_RULES,
@@ -41,8 +43,6 @@ from bt_width import (
     UniformSpec,
     WidthMismatchError,
 )
-from tests.support.batches import Request, make_batch
-from tests.support.plans import serving_limits
 
 
 def backend(

@@ -1,11 +1,11 @@
 """Decodes end where the first request has too many tokens."""
 
 import pytest
+from tests.support.batches import Request, make_batch
+from tests.support.plans import plan
 
 from bt_builders.batch.split import BatchSplit, split_batch
 from bt_width import AttentionSpec
-from tests.support.batches import Request, make_batch
-from tests.support.plans import plan
 
 
 def split(

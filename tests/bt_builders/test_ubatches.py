@@ -5,6 +5,8 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests.support.batches import Request, make_batch, rows_of
+from tests.support.plans import plan, serving_limits
 
 from bt_builders import (
     CommonAttentionMetadata,
@@ -13,8 +15,6 @@ from bt_builders import (
     split_ubatches,
 )
 from bt_width import AttentionSpec, BlockTableLayout, InvalidEditError
-from tests.support.batches import Request, make_batch, rows_of
-from tests.support.plans import plan, serving_limits
 
 
 def assert_equal(ours: CommonAttentionMetadata, theirs: CommonAttentionMetadata) -> None:
@@ -123,9 +123,7 @@ def test_a_half_of_padding_alone_is_a_dummy_batch() -> None:
 def test_f10_builders_of_micro_batches_share_nothing_that_changes() -> None:
     """Both micro-batches' metadata stands at once, each with its own lengths and rows."""
     layout = plan(AttentionSpec(block_size=16, tokens_per_state=2), 200)
-    builders = create_metadata_builders(
-        layout, [DSAIndexerMetadataBuilder], "cpu", num_ubatches=2
-    )
+    builders = create_metadata_builders(layout, [DSAIndexerMetadataBuilder], "cpu", num_ubatches=2)
     parts = split_ubatches(make_batch(layout, [Request(60, 1), Request(35, 1)]), [1])
 
     metadata = [of[0].build(part) for of, part in zip(builders, parts, strict=True)]

@@ -135,7 +135,8 @@ def _check_class(builder_class: BuilderClass) -> None:
         wanted = "(layout, device, *, block_table_width)" if flag else "(layout, device)"
         raise InvalidSpecError(
             f"{name_of(builder_class)} has requires_block_table_width {flag}, so that it is "
-            f"called as {wanted}, but its constructor is {signature}: {error}; "
+            f"called as {wanted}, but its constructor takes ({', '.join(signature.parameters)}): "
+            f"{error}; "
             "change the flag or the constructor",
             builder_class=builder_class,
             flag=flag,

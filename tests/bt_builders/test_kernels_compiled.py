@@ -1,0 +1,121 @@
+"""Every kernel compiles for GPUs that are not there, and keeps to its registers."""
+
+import json
+
+import pytest
+from tests.support.compiled import compile_resources, run_compiled
+
+long = pytest.mark.long
+
+ROWS = {"TOKENS_PER_STATE": 4, "SHARDS": 2, "RANK": 1, "INTERLEAVE": 16}
+STATES = {"NULL_BLOCK": 0, "STATE_PAD": 0, "TOKENS_PER_COLUMN": 16, "NUM_STATES": 4, "TILE": 128}
+BATCH = ["block_table_ptr", "num_computed_tokens_ptr", "seq_lens_ptr", "num_accepted_tokens_ptr"]
+
+KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
+    "token_lens": (
+        {
+            **dict.fromkeys(
+                ["query_start_loc_ptr", "seq_lens_ptr", "out_lens_ptr", "out_local_lens_ptr"],
+                "*i32",
+            ),
+            **dict.fromkeys(["N", "T", "search_steps"], "i32"),
+        },
+        {**ROWS, "TILE": 128},
+    ),
+    "expand_rows": (
+        {
+            "query_start_loc_ptr": "*i32",
+            "seq_lens_ptr": "*i32",
+            "block_table_ptr": "*i32",
+            "block_table_row_stride": "i32",
+            "out_lens_ptr": "*i32",
+            "out_local_lens_ptr": "*i32",
+            "out_table_ptr": "*i32",
+            "out_table_row_stride": "i32",
+            "num_live_ptr": "*i32",
+            **dict.fromkeys(["N", "W", "search_steps"], "i32"),
+        },
+        {"NULL_BLOCK": 0, "STATES_PER_COLUMN": 16, **ROWS, "TILE": 512},
+    ),
+    "compress_slots": (
+        {**dict.fromkeys(["positions_ptr", "slot_mapping_ptr", "out_ptr"], "*i64"), "T": "i32"},
+        {"PAD_SLOT": -1, "TOKENS_PER_STATE": 4, "TILE": 256},
+    ),
+    "step_drafts": (
+        {
+            "block_table_ptr": "*i32",
+            "block_table_row_stride": "i32",
+            "seq_lens_ptr": "*i32",
+            "local_lens_ptr": "*i32",
+            "positions_ptr": "*i64",
+            "slot_mapping_ptr": "*i64",
+            **dict.fromkeys(["N", "W", "step", "max_len"], "i32"),
+        },
+        {
+            "NULL_BLOCK": 0,
+            "PAD_SLOT": -1,
+            "KERNEL_BLOCK_SIZE": 64,
+            "RING_SIZE": 0,
+            **ROWS,
+            "TILE": 128,
+        },
+    ),
+    "state_ids": (
+        {
+            "block_table_ptr": "*i32",
+            "block_table_row_stride": "i32",
+            **dict.fromkeys([*BATCH[1:], "source_ids_ptr", "state_ids_ptr"], "*i32"),
+            "state_ids_row_stride": "i32",
+            "out_accepted_ptr": "*i32",
+            "has_initial_states_ptr": "*i1",
+            "copies_ptr": "*i1",
+            "N": "i32",
+            "W": "i32",
+        },
+        STATES,
+    ),
+    "settle_states": (
+        {
+            "block_table_ptr": "*i32",
+            "block_table_row_stride": "i32",
+            **dict.fromkeys(
+                [*BATCH[1:], "source_ids_ptr", "target_ids_ptr", "out_accepted_ptr"], "*i32"
+            ),
+            "N": "i32",
+            "W": "i32",
+        },
+        STATES,
+    ),
+}
+
+
+# the two largest on one architecture; `hatch run long` compiles the others
+NOW = {("expand_rows", 90), ("step_drafts", 90)}
+CASES = [(name, architecture) for name in KERNELS for architecture in (80, 90, 100)]
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        pytest.param(*case, id=f"{case[0]}-sm_{case[1]}", marks=[] if case in NOW else long)
+        for case in CASES
+    ],
+)
+def test_it_compiles_without_spills_or_local_memory(name: str, architecture: int) -> None:
+    arguments, constants = KERNELS[name]
+    signature = {**arguments, **dict.fromkeys(constants, "constexpr")}
+
+    (found,) = compile_resources(
+        f"bt_builders.kernels.{name}:{name}_kernel", signature, constants, [architecture]
+    )
+
+    assert (found.stack, found.local, found.spills) == (0, 0, 0)
+    assert found.registers <= 64
+
+
+def test_no_batch_needs_a_second_compilation() -> None:
+    """Batch sizes, token counts, alignments and strides of 60 steps: one kernel each."""
+    answer = json.loads(run_compiled("tests.support.count_builders"))
+
+    assert answer["launches"] >= 60 * len(KERNELS)
+    assert answer["compilations"] == dict.fromkeys(KERNELS, 1)

@@ -1,0 +1,78 @@
+"""Builders whose flag and constructor disagree; each line that says so is an error."""
+
+from typing import ClassVar, Literal
+
+import torch
+
+from bt_builders import AttentionBackend, BuilderClass, CommonAttentionMetadata
+from bt_width import BlockTableLayout, BlockTableWidth
+
+
+class Building:
+    """What the four have in common."""
+
+    cudagraph_support: ClassVar[Literal["never"]] = "never"
+
+    def build(self, common: CommonAttentionMetadata) -> int:
+        return common.num_reqs
+
+
+class WithoutLiteral(Building):
+    """Its flag is any bool: nobody can tell which constructor it has."""
+
+    requires_block_table_width = True
+
+    def __init__(
+        self,
+        layout: BlockTableLayout,
+        device: torch.device,
+        *,
+        block_table_width: BlockTableWidth,
+    ) -> None: ...
+
+
+class AsksAndDoesNotTake(Building):
+    """Its flag asks for a width that its constructor has no place for."""
+
+    requires_block_table_width: ClassVar[Literal[True]] = True
+
+    def __init__(self, layout: BlockTableLayout, device: torch.device) -> None: ...
+
+
+class TakesAndDoesNotAsk(Building):
+    """Its constructor needs a width that its flag does not ask for."""
+
+    requires_block_table_width: ClassVar[Literal[False]] = False
+
+    def __init__(
+        self,
+        layout: BlockTableLayout,
+        device: torch.device,
+        *,
+        block_table_width: BlockTableWidth,
+    ) -> None: ...
+
+
+class TakesALayoutForAWidth(Building):
+    """It mistakes the layout for the width."""
+
+    requires_block_table_width: ClassVar[Literal[True]] = True
+
+    def __init__(
+        self,
+        layout: BlockTableLayout,
+        device: torch.device,
+        *,
+        block_table_width: BlockTableLayout,
+    ) -> None: ...
+
+
+first: BuilderClass = WithoutLiteral  # refused: assignment
+second: BuilderClass = AsksAndDoesNotTake  # refused: assignment
+third: BuilderClass = TakesAndDoesNotAsk  # refused: assignment
+fourth: BuilderClass = TakesALayoutForAWidth  # refused: assignment
+backend = AttentionBackend(
+    name="mine",
+    builder_class=WithoutLiteral,  # refused: arg-type
+    supported_kernel_block_sizes=[64],
+)
