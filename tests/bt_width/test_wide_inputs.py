@@ -10,6 +10,7 @@ from bt_width import (
     Location,
     MambaSpec,
     RowOverflowError,
+    addressable_tokens,
     get_block_table_width,
 )
 
@@ -80,6 +81,12 @@ def test_the_last_position_has_a_slot_and_the_next_has_none(block_size: int) -> 
         last % layout.kernel_block_size
     )
     assert layout.slot(LONGEST, ids) == PAD_SLOT
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_no_row_addresses_a_token_without_a_slot(block_size: int) -> None:
+    """An aligned row of 2^31 tokens has columns for more; int32 has not."""
+    assert addressable_tokens(plan(AttentionSpec(block_size=block_size), LONGEST)) == LONGEST
 
 
 class _OneId(list[int]):
