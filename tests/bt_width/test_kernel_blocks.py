@@ -172,6 +172,7 @@ def test_multiples_are_a_value() -> None:
 
     assert {multiple: "first"}[MultipleOf(16)] == "first"
     assert MultipleOf(16) != MultipleOf(32)
+    assert not hasattr(multiple, "__dict__")
     with pytest.raises(dataclasses.FrozenInstanceError):
         multiple.n = 32
 
