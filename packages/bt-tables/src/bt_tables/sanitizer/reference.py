@@ -8,7 +8,7 @@ import torch
 
 from .checks.columns import column_faults
 from .checks.faults import Faults
-from .checks.owners import claims_of, first_owner, owner_faults
+from .checks.owners import claims_of, owner_faults, owners_of
 from .checks.rows import count_faults, facts_of, length_faults, query_faults
 from .checks.slots import slot_faults, tokens_of
 from .step import CheckedStep, GroupStep
@@ -41,9 +41,9 @@ def _group_faults(step: CheckedStep, group: GroupStep, marks: torch.Tensor) -> I
     yield from count_faults(group, facts)
     yield from column_faults(group, facts, marks[: group.table.shape[0]])
     claims = claims_of(group, facts)
-    owner = first_owner(group, claims)
-    yield from owner_faults(group, claims, owner)
-    yield from slot_faults(group, tokens_of(step, group), owner)
+    owners = owners_of(claims)
+    yield from owner_faults(group, claims, owners)
+    yield from slot_faults(group, tokens_of(step, group), owners)
 
 
 def live_columns(step: CheckedStep, group: GroupStep) -> torch.Tensor:

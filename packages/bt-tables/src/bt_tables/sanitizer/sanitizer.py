@@ -180,10 +180,15 @@ def _plans_of(
             num_groups=len(layouts),
             found=len(num_blocks),
         )
-    return tuple(
-        GroupPlan.of(layout, _require_count("num_blocks", pool))
-        for layout, pool in zip(layouts, num_blocks, strict=True)
-    )
+    for layout, pool in zip(layouts, num_blocks, strict=True):
+        if _require_count("num_blocks", pool) > layout.max_block_id + 1:
+            raise InvalidSpecError(
+                f"a pool of {pool} blocks has ids past {layout.max_block_id}, the last one whose "
+                "kernel-block ids are int32",
+                num_blocks=pool,
+                max_block_id=layout.max_block_id,
+            )
+    return tuple(map(GroupPlan.of, layouts, num_blocks))
 
 
 def _require_count(name: str, value: int) -> int:

@@ -52,30 +52,48 @@ def claims_of(group: GroupStep, facts: RowFacts) -> Claims:
     return Claims(block, row, column, is_written, _turns(block))
 
 
-def first_owner(group: GroupStep, claims: Claims) -> torch.Tensor:
-    """Return [pool] the first row that holds each block, ``NOBODY`` where none does."""
-    owner = torch.full((group.plan.num_blocks,), NOBODY, device=claims.row.device)
-    is_first = claims.turn == 0
-    owner[claims.block[is_first]] = claims.row[is_first]
-    return owner
+class Owners(NamedTuple):
+    """The first row that holds each block; as large as the claims, not as the pool.
 
-
-def owner_faults(group: GroupStep, claims: Claims, first: torch.Tensor) -> Iterator[Faults]:
-    """Yield freed, doubly held and shared blocks; without counts, those written and held twice.
-
-    ``first`` [pool] is the first owner of each block.
+    Attributes:
+        block: [blocks] int64, rising.
+        row: [blocks] int64.
+        is_written: [blocks] bool, whether the step writes to the block through any row.
     """
+
+    block: torch.Tensor
+    row: torch.Tensor
+    is_written: torch.Tensor
+
+    def of(self, block: torch.Tensor) -> torch.Tensor:
+        """Return the first owners of blocks, ``NOBODY`` where there is none."""
+        if not self.block.numel():
+            return torch.full_like(block, NOBODY)
+        at = torch.searchsorted(self.block, block).clamp(max=self.block.shape[0] - 1)
+        return torch.where(self.block[at] == block, self.row[at], NOBODY)
+
+
+def owners_of(claims: Claims) -> Owners:
+    """Return who holds the claimed blocks."""
+    first = claims.at(claims.turn == 0)
+    block, order = torch.sort(first.block)
+    written = claims.block[claims.is_written]
+    return Owners(block, first.row[order], torch.isin(block, written))
+
+
+def owner_faults(group: GroupStep, claims: Claims, owners: Owners) -> Iterator[Faults]:
+    """Yield freed, doubly held and shared blocks; without counts, those written and held twice."""
     if group.ref_counts is None:
-        written = torch.bincount(claims.block[claims.is_written], minlength=group.plan.num_blocks)
-        doubled = (claims.turn > 0) & (written[claims.block] > 0)
-        yield _faults(FaultKind.DUPLICATE_BLOCK, group, claims.at(doubled), first)
+        is_written = torch.isin(claims.block, owners.block[owners.is_written])
+        doubled = (claims.turn > 0) & is_written
+        yield _faults(FaultKind.DUPLICATE_BLOCK, group, claims.at(doubled), owners)
         return
     references = group.ref_counts.long()[claims.block]
     yield _faults(FaultKind.FREED_BLOCK, group, claims.at(references <= 0), None)
     doubled = (references > 0) & (claims.turn >= references)
-    yield _faults(FaultKind.DUPLICATE_BLOCK, group, claims.at(doubled), first)
+    yield _faults(FaultKind.DUPLICATE_BLOCK, group, claims.at(doubled), owners)
     shared = claims.is_written & (references > 1)
-    yield _faults(FaultKind.SHARED_WRITE, group, claims.at(shared), first)
+    yield _faults(FaultKind.SHARED_WRITE, group, claims.at(shared), owners)
 
 
 def _turns(block: torch.Tensor) -> torch.Tensor:
@@ -87,12 +105,10 @@ def _turns(block: torch.Tensor) -> torch.Tensor:
     return turn
 
 
-def _faults(
-    kind: FaultKind, group: GroupStep, claims: Claims, first: torch.Tensor | None
-) -> Faults:
+def _faults(kind: FaultKind, group: GroupStep, claims: Claims, owners: Owners | None) -> Faults:
     other = None
-    if first is not None:
-        other = first[claims.block]
+    if owners is not None:
+        other = owners.of(claims.block)
         other = torch.where(other == claims.row, NOBODY, other)
     return Faults(
         kind=kind,
@@ -100,6 +116,5 @@ def _faults(
         row=claims.row,
         column=claims.column,
         value=claims.block * group.plan.split,
-        expected=None,
         other=other,
     )

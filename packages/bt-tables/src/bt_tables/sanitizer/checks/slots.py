@@ -13,6 +13,7 @@ from ..findings import FaultKind
 from ..plans import GroupPlan
 from ..step import CheckedStep, GroupStep
 from .faults import NOBODY, Faults
+from .owners import Owners
 
 
 class Tokens(NamedTuple):
@@ -66,8 +67,8 @@ def _locate(
     return run % plan.shards, local // size, local % size
 
 
-def slot_faults(group: GroupStep, tokens: Tokens, owner: torch.Tensor) -> Iterator[Faults]:
-    """Yield wrong slots, sorted by where they lie; ``owner`` [pool] is who holds each block."""
+def slot_faults(group: GroupStep, tokens: Tokens, owners: Owners) -> Iterator[Faults]:
+    """Yield wrong slots, sorted by where they lie."""
     slots = group.slots
     plan = group.plan
     is_wrong = slots != tokens.expected
@@ -75,7 +76,7 @@ def slot_faults(group: GroupStep, tokens: Tokens, owner: torch.Tensor) -> Iterat
     is_real = tokens.row != NOBODY
     block = slots // (plan.kernel_block_size * plan.split)
     is_pool = (slots >= 0) & (block < plan.num_blocks)
-    holder = owner[torch.where(is_pool, block, 0)]
+    holder = owners.of(torch.where(is_pool, block, NULL_BLOCK))
     is_other = is_pool & (holder != NOBODY) & (holder != tokens.row)
     left = is_wrong
     for kind, where in (
