@@ -9,6 +9,7 @@ from functools import cache
 
 import torch
 
+from bt_runner.demo.check import Verdict, check_request
 from bt_runner.dense import DenseModel
 from bt_runner.drafters import Drafter
 from bt_runner.engine import Engine
@@ -25,6 +26,7 @@ from bt_runner.models.config import (
 )
 from bt_runner.models.rope import Rope
 from bt_runner.models.weights import Weights, random_weights
+from bt_runner.observer import Recorder
 from bt_runner.request import SamplingParams
 from bt_width import ServingLimits
 
@@ -196,3 +198,20 @@ class SpoiledDrafter:
             token if self._draw.random() < self.acceptance else (token + 1) % VOCAB
             for token in drafts
         ]
+
+
+def verdicts(engine: Engine, traffic: Traffic) -> list[Verdict]:
+    """Run all requests while they are observed, and compare each with the reference."""
+    recorder = Recorder()
+    engine.observe(recorder)
+    requests = [
+        engine.add_request(prompt, params)
+        for prompt, params in zip(traffic.prompts, traffic.params, strict=True)
+    ]
+    while engine.has_work:
+        engine.step()
+    model = DenseModel(tiny_hybrid(), tiny_weights())
+    return [
+        check_request(model, request, recorder.observations[request.request_id])
+        for request in requests
+    ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bt_runner.request import SamplingParams
 
-_POSITION_BITS = 32
+_KEYS = 2**128
 
 
 def choose_tokens(
@@ -39,9 +40,10 @@ def _noise(vocab_size: int, params: SamplingParams, position: int) -> Tensor:
     """Return Gumbel noise: the argmax of logits plus it is a draw from their softmax."""
     if params.temperature <= 0:
         return torch.zeros(vocab_size, dtype=torch.float64)
-    generator = torch.Generator().manual_seed((params.seed << _POSITION_BITS) + position)
-    uniform = torch.rand(vocab_size, generator=generator, dtype=torch.float64)
-    return -torch.log(-torch.log(uniform.clamp(min=torch.finfo(torch.float64).tiny)))
+    # a counter-based generator: any position's noise, without that of the others
+    source = np.random.Philox(key=params.seed % _KEYS, counter=[0, 0, 0, position])
+    uniform = np.random.Generator(source).random(vocab_size).clip(min=np.finfo(np.float64).tiny)
+    return torch.from_numpy(-np.log(-np.log(uniform)))
 
 
 def verify_drafts(drafts: Sequence[int], chosen: Sequence[int]) -> list[int]:

@@ -46,7 +46,7 @@ def requests_table(requests: Sequence[Request], names: Sequence[str]) -> Table:
 
 
 def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for heading in texts:
         table.add_column(heading, no_wrap=True)
     for heading in numbers:

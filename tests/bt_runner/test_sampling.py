@@ -1,0 +1,59 @@
+"""Logits to tokens, and which of a step's tokens are kept."""
+
+import pytest
+import torch
+
+from bt_runner.request import SamplingParams
+from bt_runner.sampling import choose_tokens, verify_drafts
+
+GREEDY = SamplingParams()
+
+
+def test_greedy_takes_the_largest_logit() -> None:
+    """Row by row."""
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, -1.0, 2.0]])
+    assert choose_tokens(logits, [GREEDY, GREEDY], [5, 9]) == [1, 0]
+
+
+def test_nothing_to_choose_gives_nothing() -> None:
+    """A step may be all in the midst of prompts."""
+    assert choose_tokens(torch.zeros(0, 3), [], []) == []
+
+
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    """Neither the place in the batch nor the neighbours matter."""
+    logits = torch.zeros(1, 1000)
+    warm = SamplingParams(temperature=1.0, seed=3)
+    alone = choose_tokens(logits, [warm], [7])
+    together = choose_tokens(logits.expand(3, -1), [GREEDY, warm, warm], [7, 7, 8])
+    assert together[0] == 0
+    assert together[1] == alone[0]
+    assert together[2] != alone[0]
+    assert choose_tokens(logits, [SamplingParams(temperature=1.0, seed=4)], [7]) != alone
+
+
+def test_draws_follow_the_softmax() -> None:
+    """Logits 0 and log 3 are drawn one to three; at half the temperature one to nine."""
+    logits = torch.stack((torch.zeros(4000), torch.full((4000,), 3.0).log()), dim=1)
+    positions = list(range(4000))
+    for temperature, share in ((1.0, 3 / 4), (0.5, 9 / 10)):
+        params = [SamplingParams(temperature=temperature, seed=1)] * 4000
+        drawn = choose_tokens(logits, params, positions)
+        assert sum(drawn) / 4000 == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "chosen", "kept"),
+    [
+        pytest.param([], [], [], id="midst-of-a-prompt"),
+        pytest.param([], [4], [4], id="no-drafts"),
+        pytest.param([4, 5], [4, 5, 6], [4, 5, 6], id="all-agree"),
+        pytest.param([4, 5], [4, 7, 6], [4, 7], id="second-differs"),
+        pytest.param([4, 5], [8, 5, 6], [8], id="first-differs"),
+    ],
+)
+def test_drafts_are_kept_up_to_the_first_that_differs(
+    drafts: list[int], chosen: list[int], kept: list[int]
+) -> None:
+    """What the model chose in its place is kept too; what follows was computed in vain."""
+    assert verify_drafts(drafts, chosen) == kept
