@@ -120,7 +120,7 @@ class StepEngine:
         token_tiles = -(-slots_end // TOKEN_TILE)
         chunks = self._chunks(entries)
         HEADER_STRUCT.pack_into(
-            packet.ints.data,
+            packet.buffer,
             0,
             num_groups,
             entries_at,
@@ -145,7 +145,7 @@ class StepEngine:
     def launch_nothing(self) -> None:
         """Launch a step without work, for what that compiles."""
         packet = self.ring.open()
-        HEADER_STRUCT.pack_into(packet.ints.data, 0, *(0,) * len(Header._fields))
+        HEADER_STRUCT.pack_into(packet.buffer, 0, *(0,) * len(Header._fields))
         packet.ints[0] = max(self._num_groups, 1)
         packet.ints[len(Header._fields) - 1] = 1
         packet.send(packet.ids_at)

@@ -21,6 +21,7 @@ class Packet:
 
     Attributes:
         ints: The host's int32s, as NumPy sees them.
+        buffer: The same memory, for ``struct``.
         longs: The same memory as int64s.
         edit_of_row: The row map in it, [R].
         used: Ints that are taken, from the start.
@@ -35,6 +36,7 @@ class Packet:
         "_fence",
         "_host",
         "_sends",
+        "buffer",
         "capacity",
         "device_ints",
         "device_longs",
@@ -53,6 +55,7 @@ class Packet:
         self.device_ints = executor.empty(self.capacity, torch.int32)
         self.device_longs = self.device_ints.view(torch.int64)
         self.ints = self._host.numpy()
+        self.buffer = self.ints.data
         self.longs = self._host.view(torch.int64).numpy()
         self.ids_at = EDIT_OF_ROW_AT + num_rows
         self.edit_of_row = self.ints[EDIT_OF_ROW_AT : self.ids_at]

@@ -11,7 +11,7 @@ import numpy as np
 
 from bt_width import WidthMismatchError
 
-from .._launch.arrays import UINT32, IntArray, run_places
+from .._launch.arrays import INT32, UINT32, IntArray, run_places
 from .._launch.ring import HostRing
 from .records import RowRecords, as_index
 
@@ -114,7 +114,8 @@ class StagedEdits:
                 f"not {list(counts.shape)}",
                 shape=counts.shape,
             )
-        ends: IntArray = counts.reshape(-1).cumsum()
+        # int32 as the counts: a sum that leaves it has a count that no row has room for
+        ends: IntArray = np.add.accumulate(counts.reshape(-1), 0, INT32)
         num_ids = ends[-1] if ends.size else 0
         if num_ids != len(ids):
             raise WidthMismatchError(
