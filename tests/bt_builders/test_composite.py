@@ -53,7 +53,7 @@ def test_a_composite_takes_no_other_width() -> None:
     wrong = plan(AttentionSpec(block_size=16), 300).width
 
     with pytest.raises(InvalidSpecError, match="is not the layout's"):
-        composite(LAYOUT, "cpu", block_table_width=wrong)  # type: ignore[call-arg, arg-type]
+        composite(LAYOUT, "cpu", block_table_width=wrong)  # type: ignore[call-arg, arg-type]  # made at run time
 
 
 def test_its_support_is_the_least_of_its_parts() -> None:

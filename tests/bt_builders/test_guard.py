@@ -121,7 +121,7 @@ def test_more_than_the_limits_is_refused(counts: dict[str, int], name: str) -> N
     common = make_batch(layout, [Request(40, 2), Request(20, 2)])
 
     with pytest.raises(InvalidEditError, match=name):
-        BatchGuard(layout, "cpu").check(replace(common, **counts))  # type: ignore[arg-type]
+        BatchGuard(layout, "cpu").check(replace(common, **counts))  # type: ignore[arg-type]  # counts by name
 
 
 def test_field_3_2_more_rows_than_planned_never_grow_a_buffer() -> None:
