@@ -12,6 +12,7 @@ from rich.console import Console
 from bt_runner.errors import RunnerError
 from bt_runner.geometry.arguments import add_arguments as add_plan_arguments
 from bt_runner.replay.arguments import add_arguments as add_replay_arguments
+from bt_runner.run.arguments import add_arguments as add_run_arguments
 from bt_width import BlockTableError
 
 OK, MISMATCH, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -38,6 +39,10 @@ def _run_command(args: argparse.Namespace) -> int:
             from bt_runner.geometry.command import run as run_plan
 
             return run_plan(args)
+        case "run":
+            from bt_runner.run.command import run as run_text
+
+            return run_text(args)
         case "replay":
             from bt_runner.replay.command import run as run_replay
 
@@ -64,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--max-model-len", type=_positive, metavar="N", help="tokens of a request")
     demo.add_argument("--num-blocks", type=_positive, metavar="N", help="blocks of each pool")
     demo.add_argument("--no-check", action="store_true", help="skip the dense reference")
+    text = commands.add_parser("run", help="continue text with a Hugging Face checkpoint")
+    add_run_arguments(text)
     plan = commands.add_parser(
         "plan", help="print the block tables and caches of a published model's config"
     )

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tests.support.tokenizers import write_byte_tokenizer
 
 from bt_runner.errors import BadInputError
 from bt_runner.models.checkpoint import TextTokenizer, load_tokenizer
@@ -17,11 +17,7 @@ TEXT = "Grüße, 世界! 🙂 twice: 🙂🙂"
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> TextTokenizer:
     """Return a tokenizer of bytes, so that most characters take several tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.save(str(tmp_path / "tokenizer.json"))
+    write_byte_tokenizer(tmp_path)
     return load_tokenizer(tmp_path)
 
 

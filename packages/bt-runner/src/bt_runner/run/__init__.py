@@ -1,0 +1,1 @@
+"""``bt-runner run``: text from a checkpoint, as it is written."""

@@ -1,0 +1,130 @@
+"""Continues texts with a checkpoint's model, and shows what it writes as it writes it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from bt_runner.devices import find_device
+from bt_runner.drafters import NGramDrafter
+from bt_runner.engine import Engine
+from bt_runner.errors import BadInputError
+from bt_runner.models.cache_groups import CacheOptions
+from bt_runner.models.checkpoint import (
+    TextTokenizer,
+    load_tokenizer,
+    load_weights,
+    read_config,
+)
+from bt_runner.models.config import ModelConfig
+from bt_runner.request import SamplingParams
+from bt_runner.run.printer import InOrder
+from bt_width import ServingLimits
+
+MAX_NUM_REQS = 8
+MAX_NUM_BATCHED_TOKENS = 512
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    device = find_device(args.device)
+    dtype = getattr(torch, args.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    config = read_config(args.model)
+    tokenizer = load_tokenizer(args.model)
+    texts = [args.prompt] if args.prompts is None else _read_prompts(args.prompts)
+    prompts = [_encode(tokenizer, text, config) for text in texts]
+    limits = _limits(args, config, max(map(len, prompts)))
+    weights = load_weights(args.model, config, dtype=dtype, device=device)
+    engine = Engine(
+        config,
+        weights,
+        limits,
+        options=CacheOptions(num_speculative_blocks=args.drafts),
+        num_blocks=args.num_blocks,
+        drafter=NGramDrafter() if args.drafts else None,
+    )
+    params = SamplingParams(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        stop_tokens=frozenset(config.stop_token_ids),
+    )
+    started = time.perf_counter()
+    num_tokens = _stream(engine, tokenizer, texts, prompts, params)
+    seconds = time.perf_counter() - started
+    print(f"{num_tokens} tokens in {seconds:.1f} s, {engine.num_steps} steps", file=sys.stderr)
+    return 0
+
+
+def _limits(args: argparse.Namespace, config: ModelConfig, longest_prompt: int) -> ServingLimits:
+    max_model_len = args.max_model_len or longest_prompt + args.max_new_tokens
+    if max_model_len > config.max_positions:
+        raise BadInputError(
+            f"texts of {max_model_len} tokens are longer than the model's {config.max_positions} "
+            "positions: shorten the prompt or ask for fewer new tokens",
+            max_model_len=max_model_len,
+            max_positions=config.max_positions,
+        )
+    return ServingLimits(
+        max_model_len=max_model_len,
+        max_num_reqs=MAX_NUM_REQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        num_speculative_tokens=args.drafts,
+    )
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"cannot read prompts from {path}: {error}", path=str(path)) from error
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise BadInputError(f"{path} holds no prompt: write one a line", path=str(path))
+    return texts
+
+
+def _encode(tokenizer: TextTokenizer, text: str, config: ModelConfig) -> list[int]:
+    token_ids = tokenizer.encode(text)
+    if max(token_ids, default=0) >= config.vocab_size:
+        raise BadInputError(
+            f"the tokenizer gives token {max(token_ids)}, and the model knows "
+            f"{config.vocab_size}: they do not belong together",
+            token_id=max(token_ids),
+            vocab_size=config.vocab_size,
+        )
+    return token_ids
+
+
+def _stream(
+    engine: Engine,
+    tokenizer: TextTokenizer,
+    texts: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+) -> int:
+    """Show all continuations; return how many tokens they have."""
+    requests = [engine.add_request(prompt, params) for prompt in prompts]
+    places = {request.request_id: index for index, request in enumerate(requests)}
+    streams = [tokenizer.stream() for _ in texts]
+    # a single continuation stands alone, so that a pipe gets nothing else
+    heads = [""] if len(texts) == 1 else [f"> {text}\n" for text in texts]
+    printer = InOrder(heads, _write)
+    while engine.has_work:
+        for output in engine.step():
+            place = places[output.request_id]
+            for token in output.new_tokens:
+                printer.push(place, streams[place].push(token))
+            if output.finish_reason is not None:
+                printer.push(place, streams[place].flush())
+                printer.finish(place)
+    return sum(len(request.output) for request in requests)
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
