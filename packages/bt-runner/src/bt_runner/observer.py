@@ -14,19 +14,21 @@ from bt_runner.scheduler import Scheduled
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one step computed for the last token it took of a request, or for one it chose after.
+    """What one step computed for one request.
 
     Attributes:
         step: The step.
-        position: The token's place in its request.
-        layer_outputs: ``[layers, hidden]``, the residual stream after each layer.
-        logits: ``[vocab]``; None in the midst of a prompt.
+        start: Place of the first token in its request.
+        token_ids: What was computed, drafts included.
+        layer_outputs: ``[layers, tokens, hidden]``, the residual stream after each layer.
+        logits: ``[choices, vocab]``, of the last tokens; none in the midst of a prompt.
     """
 
     step: int
-    position: int
+    start: int
+    token_ids: list[int]
     layer_outputs: Tensor
-    logits: Tensor | None
+    logits: Tensor
 
 
 class Recorder:
@@ -47,7 +49,7 @@ class Recorder:
         layer_outputs: Sequence[Tensor],
         logits: Tensor,
     ) -> None:
-        """Keep a step's last tokens.
+        """Keep what a step computed.
 
         Args:
             step: The step.
@@ -55,15 +57,18 @@ class Recorder:
             layer_outputs: The residual stream after each layer, ``[T, hidden]`` each.
             logits: ``[S, vocab]``, request by request as many as each has choices.
         """
-        end, next_logits = 0, 0
+        streams = torch.stack(tuple(layer_outputs)).cpu()
+        logits = logits.cpu()
+        token, choice = 0, 0
         for part in scheduled:
-            end += len(part.token_ids)
-            num_kept = max(part.num_choices, 1)
-            streams = torch.stack([layer[end - num_kept : end] for layer in layer_outputs], dim=1)
-            for index, stream in enumerate(streams.cpu()):
-                row = logits[next_logits + index].cpu() if part.num_choices else None
-                position = part.seq_len - num_kept + index
-                self.observations[part.request.request_id].append(
-                    Observation(step, position, stream, row)
+            next_token, next_choice = token + len(part.token_ids), choice + part.num_choices
+            self.observations[part.request.request_id].append(
+                Observation(
+                    step,
+                    part.start,
+                    part.token_ids,
+                    streams[:, token:next_token],
+                    logits[choice:next_choice],
                 )
-            next_logits += part.num_choices
+            )
+            token, choice = next_token, next_choice

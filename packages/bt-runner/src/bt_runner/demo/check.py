@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,34 +12,34 @@ from bt_runner.dense import DenseModel, DenseOutput
 from bt_runner.observer import Observation
 from bt_runner.request import Request
 
-_BOUNDS = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+_NEAR_TIES = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 _NOISE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A token that the reference would not have chosen.
+    """Where a request first parts from the reference.
 
     Attributes:
-        step: The step in which the two first differ.
-        position: The place of the token whose output differs.
-        layer: The lowest layer whose output differs there; None where only the logits do.
-        tokens: The token chosen, and the reference's.
+        step: The step.
+        position: The token's place in its request.
+        layer: The lowest layer whose output differs; None where only the head's does.
+        tokens: The first token chosen that the reference would not have chosen, and the
+            reference's; None where all are the same.
     """
 
     step: int
     position: int
     layer: int | None
-    tokens: tuple[int, int]
+    tokens: tuple[int, int] | None
 
     def __str__(self) -> str:
         """Say it in one line."""
         place = "the head" if self.layer is None else f"layer {self.layer}"
-        chosen, wanted = self.tokens
-        return (
-            f"token {chosen} instead of {wanted}: first differs in step {self.step}, "
-            f"at position {self.position}, in {place}"
+        what = (
+            "same tokens" if self.tokens is None else "token {} instead of {}".format(*self.tokens)
         )
+        return f"{what}; first differs in step {self.step}, at position {self.position}, in {place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Verdict:
         num_tokens: Tokens compared.
         num_near_ties: Those that differ where rounding may decide.
         max_logit_difference: The largest difference of two logits.
-        difference: The first that rounding does not explain, or None.
+        difference: One that rounding does not explain, or None.
     """
 
     request_id: str
@@ -63,7 +63,7 @@ class Verdict:
 
 def near_tie_bound(dtype: torch.dtype) -> float:
     """Return the gap, relative to the scores' range, below which rounding may decide."""
-    return _BOUNDS[dtype]
+    return _NEAR_TIES[dtype]
 
 
 def check_request(
@@ -72,33 +72,28 @@ def check_request(
     """Compare a request's greedy tokens with what the reference chooses after the same ones.
 
     The reference reads the text whole. Where all choices agree it is by induction the text
-    that it would have written itself.
+    that it would have written itself. In float64, where rounding explains nothing, other
+    logits are a difference even if the tokens are the same.
     """
     dense = model.forward(request.tokens[:-1], model.new_cache())
     first = request.prompt_len - 1
     wanted = dense.logits[first:].argmax(dim=-1).tolist()
-    wrong = [
-        first + index
-        for index, (ours, theirs) in enumerate(zip(request.output, wanted, strict=True))
-        if ours != theirs
-    ]
-    ties = [position for position in wrong if _is_near_tie(dense, position)]
-    serious = next((position for position in wrong if position not in ties), None)
+    pairs = enumerate(zip(request.output, wanted, strict=True), first)
+    wrong = [position for position, (ours, theirs) in pairs if ours != theirs]
+    serious = [position for position in wrong if not _is_near_tie(dense, position)]
+    largest = max(_logit_differences(dense, request, observations), default=0.0)
+    is_exact = near_tie_bound(dense.logits.dtype) == 0
     difference = None
-    if serious is not None:
-        tokens = (request.tokens[serious + 1], wanted[serious - first])
-        difference = _first_difference(dense, observations, serious, tokens)
-    kept = [each for each in observations if each.logits is not None]
-    gaps = [
-        (each.logits - dense.logits[each.position].cpu()).abs().max().item()
-        for each in kept
-        if each.logits is not None and each.position < len(dense.logits)
-    ]
+    if serious or (is_exact and not largest <= _noise(dense.logits)):
+        tokens = None
+        if serious:
+            tokens = (request.tokens[serious[0] + 1], wanted[serious[0] - first])
+        difference = _first_difference(dense, request, observations, tokens)
     return Verdict(
         request_id=request.request_id,
         num_tokens=len(wanted),
-        num_near_ties=len(ties),
-        max_logit_difference=max(gaps, default=0.0),
+        num_near_ties=len(wrong) - len(serious),
+        max_logit_difference=largest,
         difference=difference,
     )
 
@@ -110,32 +105,60 @@ def _is_near_tie(dense: DenseOutput, position: int) -> bool:
     if best - second < bound * dense.logits[position].abs().max():
         return True
     for choice in dense.choices:
-        if choice is None:
-            continue
-        gaps = choice.gaps()[: position + 1]
-        finite = choice.scores[: position + 1].masked_fill(choice.scores[: position + 1].isinf(), 0)
-        if (gaps < bound * finite.abs().amax(dim=1)).any():
-            return True
+        if choice is not None:
+            scores = choice.scores[: position + 1]
+            ranges = scores.masked_fill(scores.isinf(), 0).abs().amax(dim=1)
+            if (choice.gaps()[: position + 1] < bound * ranges).any():
+                return True
     return False
 
 
-def _first_difference(
-    dense: DenseOutput, observations: Sequence[Observation], position: int, tokens: tuple[int, int]
-) -> Difference:
-    noise = _NOISE[dense.logits.dtype]
+def _same_text(request: Request, seen: Observation) -> int:
+    """Return how many leading tokens of an observation are the request's: not rejected drafts."""
+    text = request.tokens[seen.start : len(request.tokens) - 1]
+    same = 0
+    while same < min(len(text), len(seen.token_ids)) and text[same] == seen.token_ids[same]:
+        same += 1
+    return same
+
+
+def _logit_differences(
+    dense: DenseOutput, request: Request, observations: Sequence[Observation]
+) -> Iterator[float]:
     for seen in observations:
-        if seen.position > position:
-            continue
+        first = len(seen.token_ids) - len(seen.logits)
+        num_kept = _same_text(request, seen) - first
+        if num_kept > 0:
+            start = seen.start + first
+            theirs = dense.logits[start : start + num_kept].cpu()
+            yield _distance(seen.logits[:num_kept], theirs).max().item()
+
+
+def _first_difference(
+    dense: DenseOutput,
+    request: Request,
+    observations: Sequence[Observation],
+    tokens: tuple[int, int] | None,
+) -> Difference:
+    for seen in observations:
+        num_kept = _same_text(request, seen)
+        places = slice(seen.start, seen.start + num_kept)
         for layer, output in enumerate(dense.layer_outputs):
-            if _differs(seen.layer_outputs[layer], output[seen.position].cpu(), noise):
-                return Difference(
-                    step=seen.step, position=seen.position, layer=layer, tokens=tokens
-                )
-    step = next((seen.step for seen in observations if seen.position == position), 0)
-    return Difference(step=step, position=position, layer=None, tokens=tokens)
+            theirs = output[places].cpu()
+            distance = _distance(seen.layer_outputs[layer, :num_kept], theirs).amax(dim=1)
+            wrong = (~(distance <= _noise(theirs))).nonzero()
+            if len(wrong):
+                position = seen.start + int(wrong[0])
+                return Difference(step=seen.step, position=position, layer=layer, tokens=tokens)
+    last = observations[-1]
+    return Difference(step=last.step, position=last.start, layer=None, tokens=tokens)
 
 
-def _differs(ours: Tensor, theirs: Tensor, noise: float) -> bool:
-    difference = (ours.double() - theirs.double()).abs().max()
-    # NaN compares as different
-    return not bool(difference <= noise * theirs.double().abs().max())
+def _distance(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Return the differences of all numbers; infinite where one is NaN."""
+    return (ours.double() - theirs.double()).abs().nan_to_num(nan=torch.inf)
+
+
+def _noise(values: Tensor) -> float:
+    """Return the difference that rounding explains."""
+    return _NOISE[values.dtype] * (values.abs().max().item() if values.numel() else 0.0)
