@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bt_width import InvalidSpecError, MultipleOf, NoCommonBlockSizeError, select_kernel_block_size
@@ -119,7 +119,7 @@ def _largest_legal(block_size: int, supported: Sequence[Sizes]) -> int | None:
     return max(legal, default=None)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(block_size=st.integers(1, 60), supported=BACKENDS)
 def test_a_legal_size_is_found_wherever_there_is_one(
     block_size: int, supported: list[list[int | MultipleOf]]
