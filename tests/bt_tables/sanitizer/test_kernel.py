@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from bt_tables.sanitizer.kernels import check_step, kernel_detector
 from bt_tables.sanitizer.plans import GroupPlan
 from bt_tables.sanitizer.reference import find_faults
 from bt_tables.sanitizer.step import CheckedStep, read_arguments
+from bt_tables.triton_support import Kernel
 from bt_width import BlockTableLayout
 
 CHECK_OF_KIND = {
@@ -78,6 +79,18 @@ class Bench:
             for faults in find_faults(step, whole)
             if faults.kind is not FaultKind.SLOT_TWICE
         }
+
+
+class CountedKernel:
+    """A kernel that counts its launches."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.launches = 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        self.launches += 1
+        return self.kernel[grid]
 
 
 def damaged_steps(
@@ -141,7 +154,7 @@ def test_the_size_of_a_tile_does_not_matter(
     monkeypatch.setattr(check_step, "_TOKEN_TILE", tiles[1])
     layouts = hybrid_layouts()
     bench = Bench(layouts, HYBRID_POOLS)
-    for step in damaged_steps(layouts, HYBRID_POOLS, seed=9, count=4):
+    for step in damaged_steps(layouts, HYBRID_POOLS, seed=9, count=2):
         assert_same_verdict(bench, step, with_refs=True, seed=0)
 
 
@@ -150,6 +163,19 @@ def test_launches_do_not_see_each_others_claims() -> None:
     bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)
     for _ in range(8):
         assert not bench.kernel.detect(bench.read(engine.step(), with_refs=True)).any()
+
+
+def test_a_checked_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any number of groups."""
+    layouts = hybrid_layouts()
+    bench, engine = Bench(layouts, HYBRID_POOLS), plain_engine(layouts, HYBRID_POOLS, seed=2)
+    counter = CountedKernel(check_step.check_step_kernel)
+    monkeypatch.setattr(check_step, "check_step_kernel", counter)
+
+    for _ in range(3):
+        bench.kernel.find(bench.read(engine.step(), with_refs=True))
+
+    assert counter.launches == 3
 
 
 def test_a_kernel_that_runs_out_of_launch_numbers_starts_anew(

@@ -58,12 +58,10 @@ class Owners(NamedTuple):
     Attributes:
         block: [blocks] int64, rising.
         row: [blocks] int64.
-        is_written: [blocks] bool, whether the step writes to the block through any row.
     """
 
     block: torch.Tensor
     row: torch.Tensor
-    is_written: torch.Tensor
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
         """Return the first owners of blocks, ``NOBODY`` where there is none."""
@@ -77,15 +75,14 @@ def owners_of(claims: Claims) -> Owners:
     """Return who holds the claimed blocks."""
     first = claims.at(claims.turn == 0)
     block, order = torch.sort(first.block)
-    written = claims.block[claims.is_written]
-    return Owners(block, first.row[order], torch.isin(block, written))
+    return Owners(block, first.row[order])
 
 
 def owner_faults(group: GroupStep, claims: Claims, owners: Owners) -> Iterator[Faults]:
     """Yield freed, doubly held and shared blocks; without counts, those written and held twice."""
     if group.ref_counts is None:
-        is_written = torch.isin(claims.block, owners.block[owners.is_written])
-        doubled = (claims.turn > 0) & is_written
+        written = claims.block[claims.is_written]
+        doubled = (claims.turn > 0) & torch.isin(claims.block, written)
         yield _faults(FaultKind.DUPLICATE_BLOCK, group, claims.at(doubled), owners)
         return
     references = group.ref_counts.long()[claims.block]

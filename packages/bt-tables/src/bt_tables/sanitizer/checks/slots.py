@@ -48,7 +48,7 @@ def tokens_of(step: CheckedStep, group: GroupStep) -> Tokens:
     owner, column, offset = _locate(plan, position.clamp(0, MAX_POSITION))
     is_kept = is_placed & (owner == plan.rank) & bool(plan.has_slots)
     column = torch.where(is_kept, column, 0)
-    ids = group.table.long()[safe, column.clamp(max=plan.width - 1)]
+    ids = group.table[safe, column.clamp(max=plan.width - 1)].long()
     has_slot = is_kept & (column < plan.width) & (ids > NULL_BLOCK)
     expected = torch.where(has_slot, ids * plan.kernel_block_size + offset, PAD_SLOT)
     return Tokens(torch.where(is_real, row, NOBODY), column, is_kept, expected)
