@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -34,18 +35,27 @@ class EngineDifferences:
 
 
 def engine_differences(run: Run, model: Any) -> EngineDifferences:
-    """Compare every observed token of every request."""
+    """Compare every token of every step but for drafts that were not kept."""
     logits = layers = in_range = 0.0
     for request in run.requests:
         expected = record(model, request.tokens[:-1])
         for seen in run.recorder.observations[request.request_id]:
+            kept = _num_kept(seen.token_ids, request.tokens[seen.start : -1])
+            span = slice(seen.start, seen.start + kept)
             for ours, theirs in zip(seen.layer_outputs, expected.layer_outputs, strict=True):
-                gap = _largest(ours, theirs[seen.position])
+                gap = _largest(ours[:kept], theirs[span])
                 layers, in_range = max(layers, gap), max(in_range, gap / _range(theirs))
-            if seen.logits is not None:
-                gap = _largest(seen.logits, expected.logits[seen.position])
+            first = len(seen.token_ids) - len(seen.logits)
+            if first < kept:
+                wanted = expected.logits[span][first:]
+                gap = _largest(seen.logits[: kept - first], wanted)
                 logits = max(logits, gap / _range(expected.logits))
     return EngineDifferences(logits, layers, in_range)
+
+
+def _num_kept(token_ids: list[int], tokens: list[int]) -> int:
+    pairs = zip(token_ids, tokens, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def cached(engine: Engine, request: Request, layer: int, name: str) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -39,15 +40,24 @@ SCARCE = replace(CHUNKED, num_blocks=1 + 7, options=ALIGNED_CHUNKED.options)
 
 
 class Oracle:
-    """What ``generate`` gives each prompt, and the engine's half of the comparison."""
+    """What ``generate`` gives each prompt, and the engine's half of the comparison.
+
+    Attributes:
+        transformers: A family's model of a dtype, loaded once.
+        expected: What ``generate`` gives each prompt, computed once.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Keep where checkpoints lie."""
         self._checkpoint = checkpoint
         self.expected = cache(self._expected)
+        self.transformers = cache(self._transformers)
+
+    def _transformers(self, family: str, dtype: torch.dtype) -> Any:
+        return load(self._checkpoint(family), dtype)
 
     def _expected(self, family: str, dtype: torch.dtype) -> list[list[int]]:
-        model = load(self._checkpoint(family), dtype)
+        model = self.transformers(family, dtype)
         return [greedy(model, token_ids, NUM_NEW) for token_ids in prompts()]
 
     def model(self, family: str, dtype: torch.dtype) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -96,12 +106,12 @@ def test_states_kept_along_the_way_equal_generate(oracle: Oracle, way: Way) -> N
 @pytest.mark.parametrize("way", [TOGETHER, CHUNKED], ids=["together", "chunked"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_layers_and_logits_equal_transformers(
-    checkpoint: Checkpoint, oracle: Oracle, family: str, way: Way
+    oracle: Oracle, family: str, way: Way
 ) -> None:
     """Layers lie within 1e-5, logits within 2e-5 of their range, and tokens are the same."""
     run = oracle.serve(family, torch.float32, way)
 
-    found = engine_differences(run, load(checkpoint(family), torch.float32))
+    found = engine_differences(run, oracle.transformers(family, torch.float32))
 
     assert found.agree(), found
     assert run.outputs == oracle.expected(family, torch.float32)
@@ -135,11 +145,14 @@ def test_drafts_change_no_token(oracle: Oracle, family: str, acceptance: float) 
 
     run = serve(DRAFTED.engine(config, weights, drafter), prompts(), NUM_NEW)
 
+    found = engine_differences(run, oracle.transformers(family, torch.float64))
+
     assert run.outputs == expected
+    assert found.agree(), found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_caches_equal_transformers(checkpoint: Checkpoint, oracle: Oracle, family: str) -> None:
+def test_caches_equal_transformers(oracle: Oracle, family: str) -> None:
     """What blocks and states hold after a prompt in chunks is what transformers keeps."""
     config, weights = oracle.model(family, torch.float32)
     engine = CHUNKED.engine(config, weights)
@@ -148,7 +161,7 @@ def test_caches_equal_transformers(checkpoint: Checkpoint, oracle: Oracle, famil
     while request.num_computed < len(token_ids):
         engine.step()
 
-    kept = record(load(checkpoint(family), torch.float32), token_ids).cache.layers
+    kept = record(oracle.transformers(family, torch.float32), token_ids).cache.layers
 
     for tensor in (tensor for group in engine.groups for tensor in group.tensors):
         theirs = kept[tensor.layer]

@@ -59,10 +59,11 @@ def test_hybrid_equals_transformers_layers(dtype: torch.dtype) -> None:
     [
         pytest.param(CHUNKED_16, id="chunked"),
         pytest.param(replace(CHUNKED_16, num_blocks=1 + 20, options=ALIGNED.options), id="aligned"),
+        pytest.param(DRAFTED, id="drafted"),
     ],
 )
 def test_engine_equals_transformers_layers(way: Way) -> None:
-    """Requests batched, in chunks and with few blocks, against ``generate`` one by one."""
+    """Requests batched, in chunks, with few blocks or drafts, against ``generate`` one by one."""
     config = hybrid_config()
     model = hybrid_of_transformers(config, seed=SEED)
     texts = [_prompt(length) for length in LENGTHS]
@@ -73,14 +74,3 @@ def test_engine_equals_transformers_layers(way: Way) -> None:
     assert found.agree(), found
     assert run.outputs == [greedy(model, text, 8) for text in texts]
     assert (run.num_preemptions > 0) == (way.num_blocks is not None)
-
-
-def test_engine_with_drafts_equals_transformers_layers() -> None:
-    """Drafts from the text itself change no token."""
-    config = hybrid_config()
-    model = hybrid_of_transformers(config, seed=SEED)
-    texts = [_prompt(length) for length in LENGTHS]
-
-    run = serve(DRAFTED.engine(config, _weights(model, torch.float32)), texts, 8)
-
-    assert run.outputs == [greedy(model, text, 8) for text in texts]
