@@ -50,6 +50,7 @@ class ReplayCase:
         options: How its caches are cut.
         max_model_len: The longest request.
         size: Context-parallel ranks.
+        interleave: Consecutive tokens on one of them.
         num_drafts: Drafts a step.
         verify_every: Steps between two that are checked.
         num_blocks: Blocks of each pool; what running requests need on average by default.
@@ -59,6 +60,7 @@ class ReplayCase:
     options: CutOptions = field(default_factory=lambda: CutOptions(num_speculative_blocks=3))
     max_model_len: int = 350_000
     size: int = 2
+    interleave: int = 1
     num_drafts: int = 3
     verify_every: int = 1
     num_blocks: int | None = None
@@ -80,7 +82,7 @@ class ReplayCase:
         geometry = read_geometry(Fields.of(self.config, "config.json"))
         groups = [group.attention for group in geometry_groups(geometry, self.options)]
         setup = init_attention(groups, self._limits(0), "cpu")
-        num_blocks = average_pool_sizes(setup.layouts, trace)
+        num_blocks = average_pool_sizes(setup.layouts, trace, 0.7)
         if self.num_blocks is not None:
             num_blocks = (self.num_blocks,) * len(num_blocks)
         tables = tables_class(self.layouts(tables_rank), device="cpu", num_blocks=num_blocks)
@@ -94,7 +96,7 @@ class ReplayCase:
             max_num_reqs=8,
             max_num_batched_tokens=1024,
             num_speculative_tokens=self.num_drafts,
-            context_parallel=ContextParallel(size=self.size, rank=rank),
+            context_parallel=ContextParallel(size=self.size, rank=rank, interleave=self.interleave),
         )
 
 

@@ -65,7 +65,7 @@ def test_ids_equal_after_a_difference_are_never_taken_for_what_follows_it() -> N
     ended = cache.compute([1, 2, 3], 1536)
     cache.compute([9, 2, 3], 1536)
     cache.end(*ended)
-    cache.cache.evict([3], last_step=0)
+    cache.cache.evict([2], last_step=0)
 
     _, third = cache.compute([9, 2, 3], 1536)
 
@@ -119,9 +119,10 @@ def test_a_block_in_use_survives_eviction() -> None:
     cache.compute([1, 7], 1024)
     cache.end(*ended)
 
-    cache.cache.evict([10], last_step=0)
+    evicted = [cache.cache.evict([count], last_step=0) for count in (2, 1)]
     cache.pools[0].complete(0)
 
+    assert evicted == [False, True]
     shared, private = ended[1][0]
     assert cache.pools[0].references(shared) == 2
     assert cache.pools[0].references(private) == 0

@@ -114,7 +114,7 @@ def _prepare(
     groups = [group.attention for group in groups_of(args, geometry)]
     executor = counting_executor(find_device(args.device))
     setup = init_attention(groups, limits_of(args, geometry), executor.device)
-    num_blocks = _pool_sizes(args.blocks, setup.layouts, requests)
+    num_blocks = _pool_sizes(args, setup.layouts, requests)
     tables = StagedBlockTables(setup.layouts, device=executor, num_blocks=num_blocks)
     options = ReplayOptions(
         acceptance=args.acceptance,
@@ -126,12 +126,11 @@ def _prepare(
 
 
 def _pool_sizes(
-    blocks: list[int] | None,
-    layouts: Sequence[BlockTableLayout],
-    requests: Sequence[TraceRequest],
+    args: argparse.Namespace, layouts: Sequence[BlockTableLayout], requests: Sequence[TraceRequest]
 ) -> tuple[int, ...]:
+    blocks: list[int] | None = args.blocks
     if blocks is None:
-        return average_pool_sizes(layouts, requests)
+        return average_pool_sizes(layouts, requests, args.acceptance)
     if len(blocks) == 1:
         return (blocks[0],) * len(layouts)
     if len(blocks) != len(layouts):

@@ -115,13 +115,12 @@ class Replay:
                 tokens=[0] * traced.prompt_len,
             )
             try:
-                self._scheduler.require_fit(request)
+                self._scheduler.add(request)
             except RequestRefusedError as error:
                 self.summary.num_refused += 1
                 on_refused(traced, str(error))
                 continue
             self.rows.name_prefix(request, traced.hash_ids)
-            self._scheduler.add(request)
 
     def _step(self) -> None:
         summary = self.summary
@@ -139,11 +138,11 @@ class Replay:
         summary.note_blocks(self.rows.pools)
         summary.num_tokens += sum(len(part.token_ids) for part in plan.scheduled)
         summary.num_preemptions += plan.num_preempted
-        summary.hit_tokens = self.rows.prefixes.hit_tokens
         for part, accepted in zip(plan.scheduled, self._accepted(plan), strict=True):
             self._account(part, accepted)
         # nothing is in flight when a step returns, so what it gave up is free at once
         self.rows.complete(summary.num_steps)
+        summary.hit_tokens = self.rows.prefixes.hit_tokens
 
     def _assemble(self, plan: StepPlan) -> BatchArrays:
         # padded as for a captured graph, so that padding rows are looked at too

@@ -12,7 +12,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeAlias
 
 from bt_runner.block_pool import BlockPool
@@ -49,12 +48,14 @@ class PrefixUse:
     Attributes:
         keys: Its prompt's whole granules, in order.
         granules: Those whose blocks it holds and shares.
+        num_found: Granules found for it, until it has run a step.
         num_offered: Leading granules that were found or offered.
         last: The last of them.
     """
 
     keys: list[PrefixKey]
     granules: list[Granule] = field(default_factory=list)
+    num_found: int = 0
     num_offered: int = 0
     last: Granule | None = None
 
@@ -64,7 +65,7 @@ class PrefixCache:
 
     Attributes:
         granule_tokens: Tokens of a granule; 0 where a group has no blocks to share.
-        hit_tokens: Prompt tokens that were found so far.
+        hit_tokens: Prompt tokens that requests which ran were spared so far.
     """
 
     def __init__(self, layouts: Sequence[BlockTableLayout], pools: Sequence[BlockPool]) -> None:
@@ -109,9 +110,8 @@ class PrefixCache:
             self._idle.pop(granule.key, None)
             granule.num_users += 1
         use.granules = found
-        use.num_offered = len(found)
+        use.num_found = use.num_offered = len(found)
         use.last = found[-1] if found else None
-        self.hit_tokens += len(found) * self.granule_tokens
         shared = [
             [block for granule in found for block in granule.block_ids[group]]
             for group in range(len(self._pools))
@@ -124,6 +124,8 @@ class PrefixCache:
         """Keep the granules that a request has computed since it last offered some."""
         if not use.keys:
             return
+        self.hit_tokens += use.num_found * self.granule_tokens
+        use.num_found = 0
         computed = min(num_computed // self.granule_tokens, len(use.keys))
         for place in range(use.num_offered, computed):
             if place < len(use.keys):
@@ -137,29 +139,31 @@ class PrefixCache:
             if granule.num_users == 0:
                 self._idle[granule.key] = granule
         use.granules = []
-        use.num_offered = 0
+        use.num_found = use.num_offered = 0
         use.last = None
 
-    def evict(self, num_blocks: Sequence[int], *, last_step: int) -> None:
-        """Drop granules that no request holds, until so many blocks more come back, group by group.
+    def evict(self, num_blocks: Sequence[int], *, last_step: int) -> bool:
+        """Drop granules that no request holds, until so many more blocks come back.
 
         Args:
-            num_blocks: Blocks wanted of each group.
+            num_blocks: Blocks wanted of each group; none where it is not above 0.
             last_step: The last step that may still read them.
+
+        Returns:
+            Whether there were enough; otherwise nothing is dropped.
         """
         wanted = max(
-            (
-                -(-count // per_granule)
-                for count, per_granule in zip(num_blocks, self._blocks_per_granule, strict=True)
-                if per_granule
-            ),
-            default=0,
+            -(-count // per_granule) if count > 0 else 0
+            for count, per_granule in zip(num_blocks, self._blocks_per_granule, strict=True)
         )
-        for key in list(islice(self._idle, max(wanted, 0))):
-            granule = self._idle.pop(key)
+        if wanted > len(self._idle):
+            return False
+        for _ in range(wanted):
+            key, granule = self._idle.popitem(last=False)
             del self._granules[key]
             for pool, ids in zip(self._pools, granule.block_ids, strict=True):
                 pool.release(ids, last_step=last_step)
+        return True
 
     def held_blocks(self, group: int) -> list[int]:
         """Return the blocks of a group that the cache holds a reference to."""

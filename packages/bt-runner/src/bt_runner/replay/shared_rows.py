@@ -44,7 +44,8 @@ class SharedRows(RequestRows):
             layout.num_blocks(seq_len) - len(held) - pool.num_free
             for layout, held, pool in zip(self.layouts, request.block_ids, self.pools, strict=True)
         ]
-        self.prefixes.evict(missing, last_step=self._ended_step)
+        if not self.prefixes.evict(missing, last_step=self._ended_step):
+            return None
         for pool in self.pools:
             pool.complete(self._ended_step)
         return super().extend(request, seq_len, num_drafts)
