@@ -15,10 +15,11 @@ from bt_builders import (
 )
 from bt_width import AttentionSpec, InvalidSpecError
 
+pytestmark = pytest.mark.fast
+
 LAYOUT = plan(AttentionSpec(block_size=16), 200)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("parts", "asks"),
     [

@@ -17,6 +17,8 @@ from bt_builders import (
 from bt_builders.agreement.create import least_cudagraph_support
 from bt_width import AttentionSpec, BlockTableLayout, BlockTableWidth, InvalidSpecError
 
+pytestmark = pytest.mark.fast
+
 
 class Asking:
     requires_block_table_width: ClassVar[Literal[True]] = True
@@ -55,7 +57,6 @@ def refused(builder_class: object) -> BuilderClass:
     return cast(BuilderClass, builder_class)
 
 
-@pytest.mark.fast
 def test_only_those_that_ask_get_the_width() -> None:
     ((asking, plain),) = create_metadata_builders(LAYOUT, [Asking, Plain], "cpu")
 
@@ -64,7 +65,6 @@ def test_only_those_that_ask_get_the_width() -> None:
     assert isinstance(plain, Plain)
 
 
-@pytest.mark.fast
 def test_every_builder_holds_the_layout_itself() -> None:
     classes: list[BuilderClass] = [Asking, Plain, DSAIndexerMetadataBuilder, MLAMetadataBuilder]
 
@@ -89,7 +89,6 @@ def test_a_class_without_the_flag_does_not_ask() -> None:
     assert isinstance(builder, Silent)
 
 
-@pytest.mark.fast
 def test_a_flag_without_the_keyword_is_refused_before_anything_is_built() -> None:
     built = []
 
@@ -107,7 +106,6 @@ def test_a_flag_without_the_keyword_is_refused_before_anything_is_built() -> Non
     assert built == []
 
 
-@pytest.mark.fast
 def test_a_keyword_without_the_flag_is_refused() -> None:
     class Shy(Asking):
         requires_block_table_width = False  # type: ignore[assignment]  # the fault under test
@@ -138,7 +136,6 @@ def test_a_count_of_micro_batches_is_positive(num_ubatches: int) -> None:
         create_metadata_builders(LAYOUT, [Plain], "cpu", num_ubatches=num_ubatches)
 
 
-@pytest.mark.fast
 def test_the_least_support_names_who_limits_it() -> None:
     support = least_cudagraph_support([Plain, Asking, DSAIndexerMetadataBuilder])
 

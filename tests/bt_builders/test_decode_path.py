@@ -23,6 +23,8 @@ from bt_builders import (
 )
 from bt_width import AttentionSpec, BlockTableLayout, CacheSpec, MambaSpec, RingSpec
 
+pytestmark = pytest.mark.fast
+
 NUM_DRAFTS = 3
 
 Make = Callable[[BlockTableLayout, str], MetadataBuilder]

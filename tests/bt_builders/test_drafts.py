@@ -9,7 +9,14 @@ from tests.support.batches import Request, make_batch, rows_of
 from tests.support.plain_builders import int32, random_decodes
 from tests.support.plans import serving_limits
 
-from bt_builders import DSAIndexerMetadataBuilder, MLAMetadataBuilder, RingTailMetadataBuilder
+from bt_builders import (
+    DSAIndexerMetadataBuilder,
+    MLAMetadataBuilder,
+    RingTailMetadataBuilder,
+    reference,
+)
+from bt_builders.batch.geometry import RowGeometry
+from bt_builders.operations import DraftRows
 from bt_width import (
     PAD_SLOT,
     AttentionSpec,
@@ -19,6 +26,8 @@ from bt_width import (
     SlidingWindowSpec,
     WidthMismatchError,
 )
+
+pytestmark = pytest.mark.fast
 
 
 def plan_group(
@@ -41,7 +50,6 @@ def plan_group(
     return BlockTableLayout.plan(spec, limits, kernel_block_size)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("rank", range(2))
 def test_d9_at_0_drafts_slots_and_lengths_are_the_tables(rank: int) -> None:
     """Blocks of 32 split into 8s: a drafter that takes one for the other is off by blocks."""
@@ -105,7 +113,6 @@ def test_every_step_equals_the_contract(tokens_per_state: int, rank: int) -> Non
         metadata = builder.advance_drafts(common.block_table)
 
 
-@pytest.mark.fast
 def test_past_the_longest_request_the_length_stays_and_no_slot_is_written() -> None:
     """Columns of the alignment exist past the wall; a draft there still has no slot."""
     layout = plan_group(AttentionSpec(block_size=16), max_model_len=98)
@@ -122,7 +129,20 @@ def test_past_the_longest_request_the_length_stays_and_no_slot_is_written() -> N
     assert seen == [(7 * 16 + 1, 98), (PAD_SLOT, 98), (PAD_SLOT, 98), (PAD_SLOT, 98)]
 
 
-@pytest.mark.fast
+@pytest.mark.parametrize("length", [33, 40, 2**31 - 1])
+def test_f1_field_3_4_a_position_past_the_row_reads_no_neighbour(length: int) -> None:
+    """A row of two columns, and a length that is wrong: no slot, never the next row's."""
+    geometry = RowGeometry(2, 16, 1, 1, 0, 1, 0, 2**31 - 1)
+    drafts = DraftRows(
+        int32([length - 1, 16]), int32([0, 0]), torch.zeros(2).long(), torch.zeros(2).long()
+    )
+    table = int32([5, 6, 9, 10]).view(2, 2)
+
+    reference.step_drafts(geometry, table, drafts, 1)
+
+    assert drafts.slot_mapping.tolist() == [PAD_SLOT, 10 * 16]
+
+
 def test_c4_padding_rows_stay_empty() -> None:
     """A dummy draft step names no real slot, however often it moves on."""
     layout = plan_group(AttentionSpec(block_size=16))
@@ -161,7 +181,7 @@ def test_f6_one_token_a_request_is_not_the_targets_layout() -> None:
 
 
 @pytest.mark.parametrize("rank", range(8))
-def test_e6_a_replicated_group_has_every_slot_on_every_rank(rank: int) -> None:
+def test_e6_field_3_6_a_replicated_group_has_every_slot_on_every_rank(rank: int) -> None:
     """A sharded group has each of them on exactly one rank."""
     lens = int32([20, 33, 47])
     slots = {}

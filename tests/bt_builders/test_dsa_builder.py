@@ -17,6 +17,8 @@ from bt_width import (
     WidthMismatchError,
 )
 
+pytestmark = pytest.mark.fast
+
 
 def make_builder(layout: BlockTableLayout) -> DSAIndexerMetadataBuilder:
     return DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
@@ -61,7 +63,6 @@ def test_without_compression_slots_are_the_tables_own_tensor() -> None:
     assert make_builder(layout).build(common).slot_mapping is common.slot_mapping
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("ratio", [2, 4])
 @pytest.mark.parametrize("rank", range(2))
 def test_only_the_token_that_completes_a_state_writes(ratio: int, rank: int) -> None:

@@ -25,6 +25,8 @@ from bt_width import (
     index_buffer_bytes,
 )
 
+pytestmark = pytest.mark.fast
+
 NATIVE = DSAOptions(native_query_lens=frozenset({1, 2, 3, 4}))
 FLATTENED = DSAOptions(native_query_lens=frozenset({1}))
 
@@ -65,7 +67,6 @@ def build(
     return make_builder(layout, options).build(make_batch(layout, requests))
 
 
-@pytest.mark.fast
 def test_f3_each_token_has_its_own_length() -> None:
     """[100, 65, 64] with 4, 1 and 3 tokens: the last token sees all, the one before it one less."""
     layout = plan_indexer()
@@ -180,7 +181,6 @@ def test_compressed_lengths_count_complete_states() -> None:
     assert decode.seq_lens.flatten().tolist() == [1, 2, 2]
 
 
-@pytest.mark.fast
 def test_rows_are_copied_as_far_as_they_live() -> None:
     """A fresh buffer full of poison changes in the live columns only."""
     layout = plan_indexer(max_model_len=1000)
@@ -194,7 +194,6 @@ def test_rows_are_copied_as_far_as_they_live() -> None:
     assert written == [3, 3, 2]
 
 
-@pytest.mark.fast
 def test_rows_are_cleared_to_their_high_water_mark() -> None:
     """What a longer request left in a row is null when a shorter one comes."""
     layout = plan_indexer(max_model_len=1000)

@@ -13,6 +13,8 @@ from bt_builders import DSAIndexerMetadata, DSAIndexerMetadataBuilder, DSAOption
 from bt_builders.dsa.prefill import ChunkPlan, plan_chunks
 from bt_width import AttentionSpec, BlockTableLayout, InvalidSpecError, UniformSpec
 
+pytestmark = pytest.mark.fast
+
 
 def plan_indexer(
     *,
@@ -71,14 +73,12 @@ def selected_in_chunks(
     return pairs
 
 
-@pytest.mark.fast
 def test_requests_are_packed_while_keys_and_scores_fit() -> None:
     plans = plan_chunks([10, 10, 10], [40, 50, 60], max_keys=100, max_scores=10_000)
 
     assert plans == [ChunkPlan(0, 2, 0, 20, 90, True), ChunkPlan(2, 1, 20, 10, 60, True)]
 
 
-@pytest.mark.fast
 def test_scores_count_every_token_against_every_key() -> None:
     """Two requests of 10 tokens and 40 keys are 20 x 80 scores together, not 2 x 400."""
     plans = plan_chunks([10, 10], [40, 40], max_keys=100, max_scores=1599)
@@ -86,7 +86,6 @@ def test_scores_count_every_token_against_every_key() -> None:
     assert [plan.num_reqs for plan in plans] == [1, 1]
 
 
-@pytest.mark.fast
 def test_one_oversize_request_is_cut_by_its_tokens() -> None:
     """Its keys are gathered once."""
     plans = plan_chunks([10], [100], max_keys=1000, max_scores=350)
@@ -97,7 +96,6 @@ def test_one_oversize_request_is_cut_by_its_tokens() -> None:
     assert [plan.gathers_keys for plan in plans] == [True, False, False, False]
 
 
-@pytest.mark.fast
 def test_a_request_larger_than_the_workspace_stands_alone() -> None:
     plans = plan_chunks([5, 5, 5], [10, 500, 10], max_keys=100, max_scores=10**6)
 

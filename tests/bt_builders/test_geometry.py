@@ -8,8 +8,9 @@ from bt_builders import local_lengths
 from bt_builders.batch.geometry import RowGeometry
 from bt_width import AttentionSpec, SlidingWindowSpec
 
+pytestmark = pytest.mark.fast
 
-@pytest.mark.fast
+
 @pytest.mark.parametrize(("size", "interleave"), [(1, 1), (2, 1), (2, 16), (3, 4), (4, 8)], ids=str)
 def test_local_lengths_are_the_layouts(size: int, interleave: int) -> None:
     lengths = torch.arange(200, dtype=torch.int32)
@@ -26,7 +27,6 @@ def test_lengths_of_a_replicated_group_stay() -> None:
     assert local_lengths(lengths, layout) is lengths
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("ratio", [1, 2, 4])
 def test_the_bound_is_the_longest_ranks(ratio: int) -> None:
     """Ranks that plan by it plan alike, and none of them needs more."""

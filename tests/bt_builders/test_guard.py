@@ -24,6 +24,8 @@ from bt_width import (
     WidthMismatchError,
 )
 
+pytestmark = pytest.mark.fast
+
 Spoil = Callable[[CommonAttentionMetadata], CommonAttentionMetadata]
 
 
@@ -47,7 +49,6 @@ SPOILED_TABLES = [
 ]
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(("spoil", "fact"), SPOILED_TABLES)
 def test_a_wrong_table_is_refused_and_buffers_stay(spoil: Spoil, fact: str) -> None:
     """The message holds what is wrong, the numbers, and how the planned shape came about."""
@@ -89,7 +90,6 @@ VECTORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("name", VECTORS)
 def test_every_vector_is_checked(name: str) -> None:
     """Too long, too short, of another dtype, strided, or no tensor at all."""

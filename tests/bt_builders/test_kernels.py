@@ -22,11 +22,14 @@ from bt_builders.operations import (
     TokenLens,
 )
 
+pytestmark = pytest.mark.fast
+
 GEOMETRIES = [
     pytest.param(RowGeometry(9, 16, 1, 1, 0, 1, 0, 140), id="plain"),
     pytest.param(RowGeometry(9, 16, 4, 1, 0, 1, 0, 140), id="compressed"),
     pytest.param(RowGeometry(7, 8, 1, 3, 1, 4, 0, 160), id="sharded"),
     pytest.param(RowGeometry(7, 8, 2, 2, 1, 8, 0, 110), id="both"),
+    pytest.param(RowGeometry(3, 16, 1, 1, 0, 1, 0, 140), id="narrower-than-the-requests"),
     pytest.param(RowGeometry(600, 1, 1, 1, 0, 1, 0, 600), id="longer-than-a-tile"),
 ]
 

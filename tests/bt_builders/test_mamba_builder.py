@@ -23,6 +23,8 @@ from bt_width import (
     WidthMismatchError,
 )
 
+pytestmark = pytest.mark.fast
+
 
 def plan_mamba(
     *,
@@ -47,7 +49,6 @@ def build_states(layout: BlockTableLayout, requests: list[Request]) -> MambaStat
     return MambaMetadataBuilder(layout, "cpu").build(make_batch(layout, requests)).states
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("computed", "column"),
     [(1, 0), (640, 0), (641, 1), (1280, 1), (1281, 2), (3360, 5)],
@@ -73,7 +74,6 @@ def test_b6_columns_of_the_reports(computed: int, block_size: int, column: int) 
     assert states.source_ids.tolist() == [1 + column]
 
 
-@pytest.mark.fast
 def test_b6_a_column_past_the_width_raises_on_the_host() -> None:
     layout = plan_mamba(block_size=16, max_model_len=64, num_drafts=1)
     builder = MambaMetadataBuilder(layout, "cpu")
@@ -84,7 +84,6 @@ def test_b6_a_column_past_the_width_raises_on_the_host() -> None:
         builder.build(too_long)
 
 
-@pytest.mark.fast
 def test_b6_field_3_4_a_column_past_the_width_is_null_on_the_device() -> None:
     """Where only the device knows the length, the next request's row is never read."""
     layout = plan_mamba(block_size=16, max_model_len=64)
@@ -107,7 +106,6 @@ def test_b1_a_replicated_state_is_not_divided_by_the_ranks() -> None:
     assert states.state_ids.tolist() == [[17], [18]]
 
 
-@pytest.mark.fast
 def test_mode_none_keeps_its_states_in_the_first_columns() -> None:
     """Two of three tokens stayed: the state to start from is the second one's."""
     layout = plan_mamba(mode="none", num_drafts=2)
@@ -120,7 +118,6 @@ def test_mode_none_keeps_its_states_in_the_first_columns() -> None:
     assert states.copies.tolist() == [False, False]
 
 
-@pytest.mark.fast
 def test_align_copies_where_the_step_writes_another_column() -> None:
     """16 computed tokens: the state lies in column 0, the 17th token's goes to column 1."""
     layout = plan_mamba()
@@ -167,7 +164,6 @@ def test_states_equal_the_plain_reference(mode: Literal["none", "align"], seed: 
         assert states.num_accepted_tokens[index] == (request.num_accepted if read == write else 1)
 
 
-@pytest.mark.fast
 def test_c1_padding_rows_hold_the_null_state_or_minus_1() -> None:
     """The table pads with 0; -1 is a translation for kernels that want it, in states only."""
     layout = plan_mamba(num_drafts=1)
@@ -207,7 +203,6 @@ def test_a_chunk_without_tokens_is_refused() -> None:
         MambaOptions(chunk_size=0)
 
 
-@pytest.mark.fast
 def test_field_3_9_too_few_speculative_states_are_refused() -> None:
     """An engine broadcast one state over all columns, and drafts overwrote each other."""
     limits = serving_limits(64, num_speculative_tokens=2)
@@ -240,7 +235,6 @@ def test_layers_that_share_a_table_share_its_states() -> None:
     assert build_states(layout, [Request(17, 1)]).state_ids.tolist() == [[2]]
 
 
-@pytest.mark.fast
 def test_prompts_prefill_and_one_token_with_a_state_decodes() -> None:
     """A short prompt writes one state only, so that it is no decode, unless it is one token."""
     layout = plan_mamba(num_drafts=3)

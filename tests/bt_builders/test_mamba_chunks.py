@@ -7,6 +7,8 @@ import pytest
 
 from bt_builders.mamba.chunks import cut_chunks
 
+pytestmark = pytest.mark.fast
+
 
 def plain_chunks(
     query_lens: list[int], computed: list[int], chunk_size: int
@@ -25,7 +27,6 @@ def plain_chunks(
     return bounds, last, owners
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("query_lens", "computed", "bounds"),
     [
@@ -47,7 +48,6 @@ def test_chunks_are_cut_at_the_requests_own_positions(
     assert cut.cu_chunk_seqlens.tolist() == bounds
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("seed", range(10))
 def test_random_cuts_equal_the_plain_ones(seed: int) -> None:
     draw = random.Random(seed)

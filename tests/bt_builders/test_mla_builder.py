@@ -9,6 +9,8 @@ from tests.support.plans import serving_limits
 from bt_builders import MLAMetadata, MLAMetadataBuilder, MLAOptions
 from bt_width import AttentionSpec, BlockTableLayout, InvalidEditError, InvalidSpecError, RingSpec
 
+pytestmark = pytest.mark.fast
+
 
 def plan_mla(*, size: int = 1, rank: int = 0, interleave: int = 1) -> BlockTableLayout:
     limits = serving_limits(
@@ -30,7 +32,6 @@ def build(
     return builder.build(make_batch(layout, requests))
 
 
-@pytest.mark.fast
 def test_ragged_decodes_stay_decodes() -> None:
     metadata = build(plan_mla(), [Request(40, 4), Request(30, 1), Request(50, 2)])
 
@@ -39,7 +40,6 @@ def test_ragged_decodes_stay_decodes() -> None:
     assert metadata.decode.max_query_len == 4
 
 
-@pytest.mark.fast
 def test_a_uniform_kernel_gets_equal_query_lengths_only() -> None:
     requests = [Request(40, 2), Request(30, 2), Request(50, 1)]
 
@@ -50,7 +50,6 @@ def test_a_uniform_kernel_gets_equal_query_lengths_only() -> None:
     assert metadata.prefill.query_start_loc.tolist() == [0, 1]
 
 
-@pytest.mark.fast
 def test_the_threshold_is_the_backends() -> None:
     requests = [Request(40, 8), Request(30, 9)]
 

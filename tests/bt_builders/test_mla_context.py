@@ -10,6 +10,8 @@ from bt_builders import MLAContextChunk, MLAMetadataBuilder, MLAOptions
 from bt_builders.mla.context import Span, pack_contexts
 from bt_width import AttentionSpec, BlockTableLayout, InvalidSpecError
 
+pytestmark = pytest.mark.fast
+
 
 def plan_mla(
     *,
@@ -39,7 +41,6 @@ def context_chunks(
     return builder.build(make_batch(layout, requests)).prefill.context_chunks
 
 
-@pytest.mark.fast
 def test_e8_chunks_end_at_whole_blocks_of_all_ranks() -> None:
     """Blocks of 128 on 4 ranks, interleave 128: 1000 tokens are 512 + 488, not 128s."""
     layout = plan_mla(block_size=128, size=4, interleave=128)
@@ -50,7 +51,6 @@ def test_e8_chunks_end_at_whole_blocks_of_all_ranks() -> None:
     assert [chunk.starts.tolist() for chunk in chunks] == [[0], [512]]
 
 
-@pytest.mark.fast
 def test_contexts_share_a_workspace_until_it_is_full() -> None:
     chunks = pack_contexts([100, 0, 50, 300], 256, unit=16, turn=1)
 
@@ -60,12 +60,10 @@ def test_contexts_share_a_workspace_until_it_is_full() -> None:
     ]
 
 
-@pytest.mark.fast
 def test_a_remainder_below_a_block_opens_a_new_chunk() -> None:
     assert pack_contexts([60, 40], 64, unit=16, turn=1) == [[Span(0, 0, 60)], [Span(1, 0, 40)]]
 
 
-@pytest.mark.fast
 def test_room_counts_whole_turns_of_the_ranks() -> None:
     """Two contexts of 17 tokens take 32 rows each where a turn is 16, and 64 hold no third."""
     chunks = pack_contexts([17, 17, 17], 64, unit=32, turn=16)

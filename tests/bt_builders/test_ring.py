@@ -8,6 +8,8 @@ from tests.support.plans import serving_limits
 from bt_builders import RingTailMetadataBuilder
 from bt_width import AttentionSpec, BlockTableLayout, InvalidSpecError, RingSpec
 
+pytestmark = pytest.mark.fast
+
 
 def plan_ring(max_model_len: int = 1_000_000, *, size: int = 1, rank: int = 0) -> BlockTableLayout:
     limits = serving_limits(

@@ -7,6 +7,8 @@ from tests.support.plans import plan
 from bt_builders.batch.split import BatchSplit, split_batch
 from bt_width import AttentionSpec
 
+pytestmark = pytest.mark.fast
+
 
 def split(
     query_lens: list[int],
@@ -25,7 +27,6 @@ def split(
     return split_batch(common, threshold, uniform=uniform)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("query_lens", "expected"),
     [
@@ -44,12 +45,22 @@ def test_the_first_long_request_ends_the_decodes(
     assert split(query_lens, 4) == expected
 
 
-@pytest.mark.fast
 def test_uniform_decodes_end_where_lengths_differ() -> None:
     assert split([2, 2, 1, 2], 4, uniform=True) == BatchSplit(2, 4, 2, True, 2, 3)
 
 
-@pytest.mark.fast
+@pytest.mark.parametrize("num_tokens", [4, 5, 7])
+def test_padding_that_makes_no_whole_rows_is_no_uniform_decode(num_tokens: int) -> None:
+    ours = split([2, 2], 4, uniform=True, num_reqs=4, num_tokens=num_tokens)
+
+    assert ours == BatchSplit(2, 4, 2, True, 0, 0)
+
+
+def test_a_row_without_tokens_ends_uniform_decodes_unless_it_is_padding() -> None:
+    assert split([2, 0, 2], 4, uniform=True).num_decodes == 1
+    assert split([2, 2, 0], 4, uniform=True, num_tokens=6).num_decodes == 3
+
+
 def test_padding_rows_of_a_decode_take_the_padding_tokens() -> None:
     assert split([2, 2], 4, num_reqs=4, num_tokens=8) == BatchSplit(4, 8, 2, True, 0, 0)
 

@@ -16,6 +16,8 @@ from bt_builders import (
 )
 from bt_width import AttentionSpec, BlockTableLayout, InvalidEditError
 
+pytestmark = pytest.mark.fast
+
 
 def assert_equal(ours: CommonAttentionMetadata, theirs: CommonAttentionMetadata) -> None:
     for field in fields(CommonAttentionMetadata):
@@ -50,7 +52,6 @@ def cut_requests(
     return parts
 
 
-@pytest.mark.fast
 def test_f10_a_continuation_starts_where_the_first_part_ended() -> None:
     """24 computed tokens and 8 new ones, cut 4 / 4: the second part has 28 computed."""
     layout = plan(AttentionSpec(block_size=16), 200)

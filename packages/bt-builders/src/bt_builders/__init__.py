@@ -14,6 +14,7 @@ from .agreement.protocol import (
 from .agreement.setup import AttentionSetup, init_attention, prepare_kernel_block_sizes
 from .batch.common import CommonAttentionMetadata
 from .batch.geometry import local_lengths
+from .batch.guard import BatchGuard
 from .batch.ubatches import split_ubatches
 from .dsa.builder import DSAIndexerMetadataBuilder
 from .dsa.metadata import DSADecodeMetadata, DSAIndexerMetadata, DSAPrefillChunk
@@ -40,6 +41,7 @@ __all__ = [
     "AttentionBackend",
     "AttentionGroup",
     "AttentionSetup",
+    "BatchGuard",
     "BuilderClass",
     "CommonAttentionMetadata",
     "CudagraphLevel",

@@ -9,7 +9,7 @@ import torch
 from bt_width import BlockTableLayout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommonAttentionMetadata:
     """One step's batch as one cache group sees it.
 

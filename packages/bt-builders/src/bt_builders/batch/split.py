@@ -44,10 +44,16 @@ def split_batch(
     """
     query_lens = query_lens_of(common)
     decodes = query_lens <= max_query_len
-    if uniform and common.num_reqs:
-        # a padding row has no tokens of its own and takes as many as the others
-        decodes &= (query_lens == query_lens[0]) | (query_lens == 0)
-    return split_at(common, query_lens, decodes)
+    if not uniform:
+        return split_at(common, query_lens, decodes)
+    num_filled = _num_filled(query_lens)
+    decodes[:num_filled] &= query_lens[:num_filled] == query_lens[:1]
+    split = split_at(common, query_lens, decodes)
+    if split.is_uniform or split.num_prefills:
+        return split
+    # padding that does not make whole rows is left out, rows and tokens
+    num_tokens = int(common.query_start_loc_host[-1])
+    return split._replace(num_decodes=num_filled, num_decode_tokens=num_tokens, is_uniform=True)
 
 
 def query_lens_of(common: CommonAttentionMetadata) -> NDArray[np.int32]:
@@ -74,7 +80,7 @@ def split_at(
         num_decode_tokens,
         longest,
         num_decodes * longest == num_decode_tokens,
-        int(query_lens[num_decodes:].nonzero()[0][-1]) + 1,
+        _num_filled(query_lens) - num_decodes,
         num_real_tokens - num_decode_tokens,
     )
 
@@ -83,5 +89,11 @@ def _fills_every_row(common: CommonAttentionMetadata, query_lens: NDArray[np.int
     """Say whether N rows of ``max_query_len`` are the batch, up to padding rows at its end."""
     if common.num_reqs * common.max_query_len != common.num_tokens:
         return False
-    num_filled = np.count_nonzero(query_lens)
+    num_filled = _num_filled(query_lens)
     return bool((query_lens[:num_filled] == common.max_query_len).all())
+
+
+def _num_filled(query_lens: NDArray[np.int32]) -> int:
+    """Return the rows up to the last one that has tokens; behind it is padding."""
+    filled = query_lens.nonzero()[0]
+    return int(filled[-1]) + 1 if filled.size else 0

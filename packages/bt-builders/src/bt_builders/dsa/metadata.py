@@ -11,7 +11,7 @@ DecodeForm: TypeAlias = Literal["plain", "native", "flattened"]
 """One token a row; several tokens a row, of one request; one row a token, copied."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DSADecodeMetadata:
     """The decoding part of a batch; every tensor has the same number of rows (B).
 
@@ -36,7 +36,7 @@ class DSADecodeMetadata:
     max_seq_len: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DSAPrefillChunk:
     """Some prefilling requests, or some tokens of one, that are scored together.
 
@@ -71,7 +71,7 @@ class DSAPrefillChunk:
     cu_seqlen_ke: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DSAIndexerMetadata:
     """One step of the DSA indexer: decodes first, then chunks of prefills.
 

@@ -16,7 +16,7 @@ from ..drafts import DraftSteps
 from ..operations import DraftRows, operations_for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RingTailMetadata:
     """One step of a ring group.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MambaStates:
     """Where the states of some requests (N) come from and go to; the pad stands for none.
 
@@ -33,7 +33,7 @@ class MambaStates:
     copies: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MambaChunks:
     """How the prefilling tokens are cut for the scan; a chunk never crosses requests.
 
@@ -50,7 +50,7 @@ class MambaChunks:
     seq_idx: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MambaDecodeMetadata:
     """The decoding part.
 
@@ -69,7 +69,7 @@ class MambaDecodeMetadata:
     states: MambaStates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MambaPrefillMetadata:
     """The prefilling part.
 
@@ -92,7 +92,7 @@ class MambaPrefillMetadata:
     chunks: MambaChunks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MambaMetadata:
     """One step of Mamba: decodes first, then prefills; a part may be empty.
 
@@ -107,7 +107,7 @@ class MambaMetadata:
     prefill: MambaPrefillMetadata
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SettledStates:
     """What to copy once it is known which of a step's tokens stay.
 

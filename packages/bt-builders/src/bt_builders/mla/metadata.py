@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MLADecodeMetadata:
     """The decoding part: requests (D) that attend to the cache through their rows.
 
@@ -32,7 +32,7 @@ class MLADecodeMetadata:
     max_seq_len: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MLAContextChunk:
     """Part of the prefilling requests' (P) contexts, gathered into a workspace at once.
 
@@ -69,7 +69,7 @@ class MLAContextChunk:
     gathered_rows: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MLAPrefillMetadata:
     """The prefilling part: requests (P) whose new tokens attend to each other and a context.
 
@@ -96,7 +96,7 @@ class MLAPrefillMetadata:
     context_chunks: tuple[MLAContextChunk, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MLAMetadata:
     """One step of MLA: decodes first, then prefills; a part may be empty.
 
