@@ -147,6 +147,8 @@ def test_a_context_below_its_bound_leaves_no_stranger_in_the_workspace() -> None
     assert chunk.num_tokens == 83
     assert chunk.cu_seq_lens.tolist() == [0, 40, 80]
     assert chunk.token_to_req.tolist() == [0] * 40 + [1] * 40 + [2] * 3
+    assert chunk.gathered_rows.tolist()[80:] == [0] * 3
+    assert max(chunk.gathered_rows.tolist()) < chunk.num_local_rows
 
 
 def test_a_workspace_below_one_span_is_refused() -> None:

@@ -72,21 +72,22 @@ def plan_chunks(
     plans: list[ChunkPlan] = []
     first_req = first_token = 0
     while first_req < len(queries):
-        num_reqs, num_tokens, num_keys = 1, queries[first_req], keys[first_req]
-        for query, key in zip(queries[first_req + 1 :], keys[first_req + 1 :], strict=True):
-            more_tokens, more_keys = num_tokens + query, num_keys + key
+        end, num_tokens, num_keys = first_req + 1, queries[first_req], keys[first_req]
+        while end < len(queries):
+            more_tokens, more_keys = num_tokens + queries[end], num_keys + keys[end]
             if more_keys > max_keys or more_tokens * more_keys > max_scores:
                 break
-            num_reqs, num_tokens, num_keys = num_reqs + 1, more_tokens, more_keys
+            end, num_tokens, num_keys = end + 1, more_tokens, more_keys
         step = num_tokens
         if num_tokens * num_keys > max_scores:
             step = max(max_scores // num_keys, 1)
         for cut in range(0, num_tokens, step):
             size = min(step, num_tokens - cut)
+            first = first_token + cut
             plans.append(
-                ChunkPlan(first_req, num_reqs, first_token + cut, size, num_keys, cut == 0)
+                ChunkPlan(first_req, end - first_req, first, size, num_keys, gathers_keys=cut == 0)
             )
-        first_req, first_token = first_req + num_reqs, first_token + num_tokens
+        first_req, first_token = end, first_token + num_tokens
     return plans
 
 

@@ -131,7 +131,7 @@ class ContextPart:
             local_cu_seq_lens=local_cu,
             num_local_rows=num_local_rows,
             gathered_rows=self._gathered_rows(
-                places, token_to_req.clamp(max=num_reqs - 1), cu_seq_lens, local_cu, num_local_rows
+                places, token_to_req, cu_seq_lens, local_cu, num_local_rows
             ),
         )
 
@@ -143,16 +143,18 @@ class ContextPart:
     def _gathered_rows(
         self,
         places: torch.Tensor,
-        req_of_token: torch.Tensor,
+        token_to_req: torch.Tensor,
         cu_seq_lens: torch.Tensor,
         local_cu: torch.Tensor,
         num_local_rows: int,
     ) -> torch.Tensor:
-        offsets = (places - cu_seq_lens[req_of_token]).long()
+        # both end with one entry past the last request, which is where tokens without one look
+        offsets = (places - cu_seq_lens[token_to_req]).long()
         turn, interleave = self._geometry.tokens_per_turn, self._geometry.interleave
         rank = offsets % turn // interleave
         local = offsets // turn * interleave + offsets % interleave
-        return rank * num_local_rows + local_cu[req_of_token] + local
+        rows = rank * num_local_rows + local_cu[token_to_req] + local
+        return rows.masked_fill(token_to_req == cu_seq_lens.numel() - 1, 0)
 
 
 def _after_zero(ends: torch.Tensor) -> torch.Tensor:

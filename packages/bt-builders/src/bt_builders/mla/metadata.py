@@ -54,7 +54,8 @@ class MLAContextChunk:
         local_cu_seq_lens: [P + 1] int32; where each span begins among the local rows,
             equal on all ranks.
         num_local_rows: Rows that each rank gathers, equal on all ranks.
-        gathered_rows: [K] int64; each token's row in [shards * num_local_rows].
+        gathered_rows: [K] int64; each token's row in [shards * num_local_rows]; 0 past the
+            last one.
     """
 
     num_tokens: int
