@@ -108,6 +108,7 @@ def tiny_engine(
     *,
     num_blocks: int | Sequence[int] | None = None,
     drafter: Drafter | None = None,
+    batch_sizes: Sequence[int] = (),
 ) -> Engine:
     """An engine over ``tiny_hybrid``."""
     return Engine(
@@ -117,6 +118,7 @@ def tiny_engine(
         options=options or tiny_options(),
         num_blocks=num_blocks,
         drafter=drafter,
+        batch_sizes=batch_sizes,
     )
 
 

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from bt_builders import MambaMetadataBuilder
 from bt_runner.demo.check import Difference
-from bt_runner.models import dense_attention, indexer, mamba2, numerics, paged_model
+from bt_runner.models import (
+    attention,
+    dense_attention,
+    indexer,
+    mamba2,
+    numerics,
+    paged_model,
+    recurrence,
+)
 from bt_runner.models.rope import Rope
 from bt_tables import StagedBlockTables, StepTables
 
@@ -137,7 +145,7 @@ def test_a_missing_relu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_future_token_that_is_seen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One column too many is visible to every query."""
-    attend = dense_attention.attend
+    attend = attention.attend
 
     def lenient(query: Tensor, rows: Tensor, visible: Tensor, **kwargs: Any) -> Any:
         shifted = torch.cat((visible[..., :1], visible[..., :-1]), dim=-1)
@@ -149,7 +157,7 @@ def test_a_future_token_that_is_seen_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_forgotten_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The convolution starts every step from nothing."""
-    convolve = mamba2.convolve
+    convolve = recurrence.convolve
     monkeypatch.setattr(
         mamba2,
         "convolve",

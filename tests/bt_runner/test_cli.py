@@ -11,6 +11,7 @@ import pytest
 
 from bt_runner.__main__ import main
 from bt_runner.demo import main as demo
+from bt_runner.demo.prompts import installed_prompts
 from bt_runner.engine import Engine
 from bt_tables import StagedBlockTables, StepBatch, StepTables
 
@@ -144,7 +145,7 @@ def test_ctrl_c_ends_without_a_traceback(
 
 def test_the_built_in_prompts_are_long_and_short_and_join_late() -> None:
     """At least twelve, from one token to two thousand, several while others run."""
-    prompts = demo.installed_prompts()
+    prompts = installed_prompts()
     lengths = sorted(len(prompt.token_ids) for prompt in prompts)
     assert len(prompts) >= 12
     assert (lengths[0], lengths[-1]) == (1, 2_000)

@@ -53,6 +53,7 @@ class Engine:
         options: CacheOptions | None = None,
         num_blocks: int | Sequence[int] | None = None,
         drafter: Drafter | None = None,
+        batch_sizes: Sequence[int] = (),
     ) -> None:
         """Plan the cache groups and allocate all there is.
 
@@ -64,9 +65,16 @@ class Engine:
             num_blocks: Blocks of each group's pool, the null block included; by default
                 enough for ``max_num_reqs`` of the longest requests.
             drafter: What guesses tokens ahead; ``limits`` says how many.
+            batch_sizes: What steps are padded to in which all requests decode equally many
+                tokens, as captured graphs want it.
         """
         self._runner = ModelRunner(
-            config, weights, limits, options=options or CacheOptions(), num_blocks=num_blocks
+            config,
+            weights,
+            limits,
+            options=options or CacheOptions(),
+            num_blocks=num_blocks,
+            batch_sizes=batch_sizes,
         )
         self._rows = RequestRows(self._runner.layouts, self._runner.num_blocks)
         self._scheduler = Scheduler(limits, self._rows)

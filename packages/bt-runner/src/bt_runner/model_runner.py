@@ -43,6 +43,7 @@ class ModelRunner:
         *,
         options: CacheOptions,
         num_blocks: int | Sequence[int] | None,
+        batch_sizes: Sequence[int] = (),
     ) -> None:
         """Plan the groups, then make tables, builders, caches and the model."""
         embedding = weights[config.names.embedding]
@@ -57,6 +58,8 @@ class ModelRunner:
         )
         self.caches = Caches(self.groups, self.layouts, self.num_blocks, self._dtype, self._device)
         self._model = PagedModel(config, weights, self.caches)
+        self._limits = limits
+        self._batch_sizes = sorted(batch_sizes)
         self.recorder: Recorder | None = None
 
     def stage(self, plan: StepPlan) -> None:
@@ -79,7 +82,12 @@ class ModelRunner:
             The tokens each request keeps: agreed drafts and one chosen after them; none in
             the midst of a prompt.
         """
-        batch = assemble(scheduled, self._device)
+        size = self._padded_size(scheduled)
+        num_tokens = sum(len(part.token_ids) for part in scheduled)
+        num_tokens += (size - len(scheduled)) * len(scheduled[0].token_ids)
+        batch = assemble(
+            scheduled, self._device, num_reqs_padded=size, num_tokens_padded=num_tokens
+        )
         tables = self._tables.step(batch.for_tables())
         commons = batch.for_builders(self.layouts, tables)
         layer_outputs = self._model.forward(self._model_step(batch, commons))
@@ -89,6 +97,15 @@ class ModelRunner:
         kept = _choose(scheduled, logits)
         self._settle(scheduled, commons, kept)
         return kept
+
+    def _padded_size(self, scheduled: Sequence[Scheduled]) -> int:
+        """Return the batch size that a uniform decode step is padded to, or its own."""
+        size = len(scheduled)
+        query_len = len(scheduled[0].token_ids)
+        if any(part.is_prefilling or len(part.token_ids) != query_len for part in scheduled):
+            return size
+        most = min(self._limits.max_num_reqs, self._limits.max_num_batched_tokens // query_len)
+        return next((larger for larger in self._batch_sizes if size <= larger <= most), size)
 
     def _model_step(
         self, batch: BatchArrays, commons: Sequence[CommonAttentionMetadata]
@@ -121,6 +138,7 @@ class ModelRunner:
     ) -> None:
         """Copy states to where the next step looks for them, now that drafts are decided."""
         counts = [max(len(tokens), 1) for tokens in kept]
+        counts += [1] * (commons[0].num_reqs - len(counts))
         if any(part.num_drafts for part in scheduled):
             accepted = torch.tensor(counts, dtype=torch.int32).to(self._device)
             for group, builders, common in zip(self.groups, self._builders, commons, strict=True):
@@ -129,7 +147,7 @@ class ModelRunner:
                         settled = builder.settle(common, accepted)
                         self.caches.copy(group, settled.source_ids, settled.target_ids)
                         counts = settled.num_accepted_tokens.tolist()
-        for part, count in zip(scheduled, counts, strict=True):
+        for part, count in zip(scheduled, counts, strict=False):
             part.request.num_accepted = count
 
     def _pool_sizes(
