@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.support.dense_models import hybrid
 
-from bt_runner.dense import AttentionCache, MambaCache
+from bt_runner.dense import AttentionCache, DenseCache, MambaCache
 from bt_runner.models.config import MambaLayer
 
 TEXT = list(b"It does not matter how a text is cut into forward passes, for the caches carry on.")
@@ -86,3 +86,12 @@ def test_layers_without_a_choice_have_none() -> None:
     choices = model.forward(TEXT, model.new_cache()).choices
 
     assert [choice is not None for choice in choices] == [False, True, False] * 2
+
+
+def test_cache_of_another_model_is_refused() -> None:
+    """A layer that is given another kind of cache says which it is."""
+    model = hybrid()
+    layers = model.new_cache().layers
+
+    with pytest.raises(TypeError, match="layer 0 was given the cache of another kind of layer"):
+        model.forward(TEXT, DenseCache(layers[1:]))

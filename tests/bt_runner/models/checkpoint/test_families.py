@@ -148,6 +148,35 @@ def test_file_that_is_no_configuration(tmp_path: Path, text: str | None, message
         read_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "own"),
+    [
+        pytest.param({}, [0, 1, 2, 3, 4, 5, 6, 7], id="all"),
+        pytest.param({"index_topk_pattern": "FSSFFSSS"}, [0, 3, 4], id="pattern"),
+        pytest.param(
+            {"index_topk_freq": 4, "index_skip_topk_offset": 3}, [0, 1, 2, 6], id="every-fourth"
+        ),
+        pytest.param(
+            {"index_topk_freq": 4, "indexer_types": ["full"] + ["shared"] * 7}, [0], id="listed"
+        ),
+    ],
+)
+def test_layers_share_choices_as_told(
+    tmp_path: Path, changes: dict[str, Any], own: list[int]
+) -> None:
+    """A list comes before a pattern, and a pattern before every so many."""
+    glm = DEEPSEEK | {"model_type": "glm_moe_dsa", "num_hidden_layers": 8}
+    write_config(tmp_path, glm, **changes)
+
+    layers = read_config(tmp_path).layers
+
+    assert own == [
+        index
+        for index, layer in enumerate(layers)
+        if isinstance(layer, AttentionLayer) and isinstance(layer.selection, SelectTopK)
+    ]
+
+
 def test_pattern_must_name_every_layer(tmp_path: Path) -> None:
     """A pattern of indexers for fewer layers than there are is refused."""
     write_config(tmp_path, DEEPSEEK, model_type="glm_moe_dsa", index_topk_pattern="F")
