@@ -7,7 +7,8 @@ import pytest
 from bt_runner.errors import RequestRefusedError
 from bt_runner.request import Request, SamplingParams
 from bt_runner.rows import RequestRows
-from bt_runner.scheduler import Scheduler, StepPlan
+from bt_runner.scheduler import Scheduler
+from bt_runner.step_plan import StepPlan
 from bt_width import AttentionSpec, BlockTableLayout, ServingLimits
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bt_builders import CommonAttentionMetadata, local_lengths
-from bt_runner.scheduler import Scheduled
+from bt_runner.step_plan import Scheduled
 from bt_tables import StepBatch, StepTables
 from bt_width import BlockTableLayout
 

@@ -15,7 +15,8 @@ from bt_runner.models.weights import Weights
 from bt_runner.observer import Recorder
 from bt_runner.request import FinishReason, Request, SamplingParams
 from bt_runner.rows import RequestRows
-from bt_runner.scheduler import Scheduled, Scheduler
+from bt_runner.scheduler import Scheduler
+from bt_runner.step_plan import Scheduled
 from bt_width import BlockTableLayout, ServingLimits
 
 

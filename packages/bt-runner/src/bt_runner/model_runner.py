@@ -18,8 +18,8 @@ from bt_runner.models.weights import Weights
 from bt_runner.observer import Recorder
 from bt_runner.request import SamplingParams
 from bt_runner.sampling import choose_tokens, verify_drafts
-from bt_runner.scheduler import Scheduled, StepPlan
 from bt_runner.staging import stage_plan
+from bt_runner.step_plan import Scheduled, StepPlan
 from bt_tables import StagedBlockTables
 from bt_width import ServingLimits
 

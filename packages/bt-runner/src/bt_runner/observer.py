@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bt_runner.scheduler import Scheduled
+from bt_runner.step_plan import Scheduled
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from bt_runner.scheduler import StepPlan
+from bt_runner.step_plan import StepPlan
 from bt_tables import StagedBlockTables
 
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from bt_runner.batch import BatchArrays
 from bt_runner.errors import RunnerError
-from bt_runner.replay.shared_rows import SharedRows
+from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.request import Request
-from bt_runner.scheduler import Scheduled
+from bt_runner.step_plan import Scheduled
 from bt_tables import StepTables
 from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
 

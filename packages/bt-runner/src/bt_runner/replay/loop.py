@@ -11,14 +11,15 @@ import numpy as np
 from bt_builders import AttentionSetup
 from bt_runner.batch import BatchArrays, assemble
 from bt_runner.errors import RequestRefusedError, RunnerError
-from bt_runner.replay.arrivals import Arrivals
 from bt_runner.replay.check import StepCheck
-from bt_runner.replay.shared_rows import SharedRows
+from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.replay.summary import Summary
-from bt_runner.replay.trace import TraceRequest
+from bt_runner.replay.traffic.arrivals import Arrivals
+from bt_runner.replay.traffic.trace import TraceRequest
 from bt_runner.request import Request, SamplingParams
-from bt_runner.scheduler import Scheduled, Scheduler, StepPlan
+from bt_runner.scheduler import Scheduler
 from bt_runner.staging import stage_plan
+from bt_runner.step_plan import Scheduled, StepPlan
 from bt_tables import StagedBlockTables, StepTables
 
 _PADDED_REQS = 8
