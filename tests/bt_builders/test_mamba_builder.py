@@ -64,7 +64,9 @@ def test_b6_the_column_read_follows_the_groups_own_block(computed: int, column: 
 
 
 @pytest.mark.parametrize(
-    ("computed", "block_size", "column"), [(100_096, 2176, 45), (11_520, 1152, 9)], ids=str
+    ("computed", "block_size", "column"),
+    [(100_096, 2176, 45), (11_520, 1152, 9), (7169, 7168, 1)],
+    ids=str,
 )
 def test_b6_columns_of_the_reports(computed: int, block_size: int, column: int) -> None:
     layout = plan_mamba(block_size=block_size, max_model_len=262_144)

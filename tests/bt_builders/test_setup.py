@@ -284,6 +284,25 @@ def test_tables_and_builders_hold_one_layout_object(seed: int) -> None:
                 assert getattr(builder, "layout") is layout  # noqa: B009
 
 
+@pytest.mark.parametrize("block_size", [16, 48, 64])
+def test_a2_the_indexers_table_is_as_wide_as_the_groups(block_size: int) -> None:
+    """Odd and even block counts, at many lengths: one width, whatever the concurrency."""
+    draw = random.Random(block_size)
+    lengths = [64 * n for n in draw.sample(range(1, 3125), 40)]
+    lengths += [draw.randint(1, 200_000) for _ in range(40)]
+    chosen = backend("indexer", [MultipleOf(16)], builder_class=DSAIndexerMetadataBuilder)
+    for max_model_len in lengths:
+        limits = serving_limits(max_model_len, max_num_reqs=draw.randint(2, 4))
+        setup = init_attention([group(AttentionSpec(block_size=block_size), chosen)], limits, "cpu")
+        (layout,), (((builder,),),) = setup.layouts, setup.builders
+
+        tables = MultiGroupBlockTable(setup.layouts, device="cpu")
+
+        common = make_batch(layout, [Request(1, 1)], num_tokens=2)
+        rows = builder.build(common).decode.block_table
+        assert rows.shape[1] == tables.block_table(0).shape[1] == layout.width
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_builders_refuse_what_their_table_does_not_look_like(seed: int) -> None:
     """Fifty more each: a column less, a row more, another dtype, columns apart."""
