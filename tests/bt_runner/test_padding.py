@@ -18,7 +18,12 @@ from tests.bt_runner.harness import (
     tiny_options,
 )
 
-from bt_builders import DSAIndexerMetadataBuilder, MambaMetadataBuilder, MLAMetadataBuilder
+from bt_builders import (
+    DSAIndexerMetadataBuilder,
+    MambaMetadata,
+    MambaMetadataBuilder,
+    MLAMetadataBuilder,
+)
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.step import ModelStep
 from bt_tables import StagedBlockTables, StepBatch, StepTables
@@ -62,7 +67,7 @@ def test_c1_c2_c10_padding_rows_hold_nothing(monkeypatch: pytest.MonkeyPatch) ->
             assert (common.slot_mapping[tokens] == PAD_SLOT).all()
             assert (step.positions[tokens] < 0).all()
             seen.append(int(padding.sum()))
-        states = step.groups["mamba"].built[0].states  # type: ignore[attr-defined]
+        states = step.groups["mamba"].of(MambaMetadata).states
         assert (states.state_ids[padding] == 0).all()
         assert (states.source_ids[padding] == 0).all()
         assert not states.has_initial_states[padding].any()
