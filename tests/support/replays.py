@@ -11,10 +11,10 @@ from bt_builders import init_attention
 from bt_runner.geometry.families import read_geometry
 from bt_runner.geometry.groups import CutOptions, geometry_groups
 from bt_runner.models.checkpoint.fields import Fields
-from bt_runner.replay.arrivals import Arrivals
 from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.pool_sizes import average_pool_sizes
-from bt_runner.replay.trace import TraceRequest
+from bt_runner.replay.traffic.arrivals import Arrivals
+from bt_runner.replay.traffic.trace import TraceRequest
 from bt_tables import StagedBlockTables
 from bt_width import BlockTableLayout, ContextParallel, ServingLimits
 

@@ -12,7 +12,7 @@ from tests.support.replays import ReplayCase, drive, glm_case, own_trace
 from bt_runner.geometry.groups import CutOptions
 from bt_runner.replay.check import VerificationError
 from bt_runner.replay.loop import Replay
-from bt_runner.replay.shared_rows import SharedRows
+from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.request import Request
 from bt_tables import StagedBlockTables, StepBatch, StepTables
 

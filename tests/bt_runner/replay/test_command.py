@@ -11,7 +11,7 @@ from tests.support.model_configs import data_file, glm_5_2, nemotron_h_8b, write
 from tests.support.replays import own_trace
 
 from bt_runner.cli import run
-from bt_runner.replay.shared_rows import SharedRows
+from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.request import Request
 
 GLM = ["--max-model-len", "350000", "--dcp", "2", "--speculative-tokens", "3"]

@@ -9,7 +9,7 @@ from tests.support.model_configs import glm_5_2, mamba2, nemotron_h_8b
 from tests.support.replays import ReplayCase, drive, glm_case, own_trace
 
 from bt_runner.geometry.groups import CutOptions
-from bt_runner.replay.trace import TraceRequest
+from bt_runner.replay.traffic.trace import TraceRequest
 
 CASES = [
     pytest.param(replace(glm_case(), max_model_len=325_000, size=1), id="A2-325000"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bt_runner.replay.pool_sizes import average_pool_sizes
-from bt_runner.replay.trace import TraceRequest
+from bt_runner.replay.traffic.trace import TraceRequest
 from bt_width import AttentionSpec, BlockTableLayout, CacheSpec, MambaSpec, ServingLimits
 
 ATTENTION = AttentionSpec(block_size=16)

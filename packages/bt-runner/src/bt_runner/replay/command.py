@@ -16,12 +16,12 @@ from bt_builders import init_attention
 from bt_runner.devices import find_device
 from bt_runner.errors import BadInputError
 from bt_runner.geometry.options import geometry_of, groups_of, limits_of
-from bt_runner.replay.arrivals import Arrivals
 from bt_runner.replay.check import VerificationError
 from bt_runner.replay.counting import UpdateCounts, counting_executor
 from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.pool_sizes import average_pool_sizes
-from bt_runner.replay.trace import MalformedLine, TraceRequest, read_trace
+from bt_runner.replay.traffic.arrivals import Arrivals
+from bt_runner.replay.traffic.trace import MalformedLine, TraceRequest, read_trace
 from bt_tables import StagedBlockTables
 from bt_width import BlockTableLayout
 

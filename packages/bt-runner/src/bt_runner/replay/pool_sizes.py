@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bt_runner.replay.trace import TraceRequest
+from bt_runner.replay.traffic.trace import TraceRequest
 from bt_width import BlockTableLayout, ServingLimits
 
 

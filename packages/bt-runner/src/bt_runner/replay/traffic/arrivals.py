@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from bt_runner.replay.trace import TraceRequest
+from bt_runner.replay.traffic.trace import TraceRequest
 
 
 class Arrivals:

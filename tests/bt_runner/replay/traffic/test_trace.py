@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bt_runner.errors import BadInputError
-from bt_runner.replay.trace import MalformedLine, TraceRequest, read_trace
+from bt_runner.replay.traffic.trace import MalformedLine, TraceRequest, read_trace
 
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

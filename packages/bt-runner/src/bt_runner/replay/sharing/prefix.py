@@ -11,53 +11,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from bt_runner.block_pool import BlockPool
+from bt_runner.replay.sharing.granules import Granule, PrefixKey, PrefixUse, keys_of
 from bt_width import BlockTableLayout
-
-HASH_TOKENS = 512
-"""Tokens that a trace's hash id names."""
-
-PrefixKey: TypeAlias = tuple[int, tuple[int, ...]]
-"""A granule's place in its request, and the hash ids of the tokens in it."""
-
-
-@dataclass(slots=True, eq=False)
-class Granule:
-    """The blocks of a granule's tokens.
-
-    Attributes:
-        key: What it is found by.
-        parent: The granule before it; None for a first one.
-        block_ids: Its blocks, group by group.
-        num_users: Requests that hold its blocks.
-    """
-
-    key: PrefixKey
-    parent: Granule | None
-    block_ids: tuple[tuple[int, ...], ...]
-    num_users: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class PrefixUse:
-    """What one request has to do with the cache.
-
-    Attributes:
-        keys: Its prompt's whole granules, in order.
-        granules: Those whose blocks it holds and shares.
-        num_found: Granules found for it, until it has run a step.
-        num_offered: Leading granules that were found or offered.
-        last: The last of them.
-    """
-
-    keys: list[PrefixKey]
-    granules: list[Granule] = field(default_factory=list)
-    num_found: int = 0
-    num_offered: int = 0
-    last: Granule | None = None
 
 
 class PrefixCache:
@@ -88,12 +45,7 @@ class PrefixCache:
     def use_of(self, hash_ids: Sequence[int], prompt_len: int) -> PrefixUse:
         """Return a request's keys, for as many whole granules as its hash ids name."""
         size = self.granule_tokens
-        named = min(prompt_len, len(hash_ids) * HASH_TOKENS)
-        keys = [
-            (place, tuple(hash_ids[place * size // HASH_TOKENS : _ceil_hash((place + 1) * size)]))
-            for place in range(named // size if size else 0)
-        ]
-        return PrefixUse(keys)
+        return PrefixUse(keys_of(hash_ids, prompt_len, size) if size else [])
 
     def share(self, use: PrefixUse, max_tokens: int) -> list[list[int]]:
         """Give a request that holds nothing the granules that are here.
@@ -199,7 +151,3 @@ class PrefixCache:
             use.granules.append(granule)
         # else somebody computed the same tokens first, and this copy stays private
         use.last = granule
-
-
-def _ceil_hash(tokens: int) -> int:
-    return -(-tokens // HASH_TOKENS)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from bt_runner.block_pool import BlockPool
-from bt_runner.replay.prefix import PrefixCache, PrefixUse
+from bt_runner.replay.sharing.granules import PrefixUse
+from bt_runner.replay.sharing.prefix import PrefixCache
 from bt_width import AttentionSpec, BlockTableLayout, CacheSpec, MambaSpec, ServingLimits
 
 LIMITS = ServingLimits(max_model_len=8192, max_num_reqs=4, max_num_batched_tokens=8192)

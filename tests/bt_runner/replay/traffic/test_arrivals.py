@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bt_runner.replay.arrivals import Arrivals
-from bt_runner.replay.trace import TraceRequest
+from bt_runner.replay.traffic.arrivals import Arrivals
+from bt_runner.replay.traffic.trace import TraceRequest
 
 
 def _requests(*arrivals_ms: float) -> list[TraceRequest]:

@@ -1,0 +1,1 @@
+"""Blocks that requests with equal beginnings share."""

@@ -1,0 +1,59 @@
+"""A prefix in pieces: what a piece is found by, the blocks that it is in, and who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+HASH_TOKENS = 512
+"""Tokens that a trace's hash id names."""
+
+PrefixKey: TypeAlias = tuple[int, tuple[int, ...]]
+"""A granule's place in its request, and the hash ids of the tokens in it."""
+
+
+@dataclass(slots=True, eq=False)
+class Granule:
+    """The blocks of a granule's tokens.
+
+    Attributes:
+        key: What it is found by.
+        parent: The granule before it; None for a first one.
+        block_ids: Its blocks, group by group.
+        num_users: Requests that hold its blocks.
+    """
+
+    key: PrefixKey
+    parent: Granule | None
+    block_ids: tuple[tuple[int, ...], ...]
+    num_users: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class PrefixUse:
+    """What one request has to do with the cache.
+
+    Attributes:
+        keys: Its prompt's whole granules, in order.
+        granules: Those whose blocks it holds and shares.
+        num_found: Granules found for it, until it has run a step.
+        num_offered: Leading granules that were found or offered.
+        last: The last of them.
+    """
+
+    keys: list[PrefixKey]
+    granules: list[Granule] = field(default_factory=list)
+    num_found: int = 0
+    num_offered: int = 0
+    last: Granule | None = None
+
+
+def keys_of(hash_ids: Sequence[int], prompt_len: int, granule_tokens: int) -> list[PrefixKey]:
+    """Return the keys of a prompt's whole granules, of as many as its hash ids name."""
+    named = min(prompt_len, len(hash_ids) * HASH_TOKENS)
+    keys = []
+    for place in range(named // granule_tokens):
+        start, end = place * granule_tokens, (place + 1) * granule_tokens
+        keys.append((place, tuple(hash_ids[start // HASH_TOKENS : -(-end // HASH_TOKENS)])))
+    return keys

@@ -1,0 +1,1 @@
+"""Requests as real traffic brought them: what came, and when."""
