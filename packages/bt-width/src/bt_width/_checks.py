@@ -35,7 +35,8 @@ def as_index(name: str, value: SupportsIndex, *, minimum: int | None = None) -> 
         raise InvalidSpecError(f"{name} must be an int, not {value!r}", argument=name, value=value)
     try:
         index = operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):
+        # torch raises the latter where a tensor has no data
         raise InvalidSpecError(
             f"{name} must be an int, not {value!r} ({type(value).__name__})",
             argument=name,

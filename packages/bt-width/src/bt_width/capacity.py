@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import SupportsIndex
 
-from ._checks import as_index, require_int
+from ._checks import as_index, require_instance, require_int
+from .errors import InvalidSpecError
 from .layout import MAX_POSITION, BlockTableLayout
 
 ID_BYTES = 4
@@ -16,16 +17,20 @@ _INT32_REACH = 2**31
 
 def row_bytes(layout: BlockTableLayout) -> int:
     """Return the bytes of one row of a group's table."""
+    _require_layout(layout)
     return layout.width * ID_BYTES
 
 
 def table_bytes(layout: BlockTableLayout) -> int:
     """Return the bytes of a group's table of ``max_num_reqs`` rows."""
+    _require_layout(layout)
     return layout.limits.max_num_reqs * row_bytes(layout)
 
 
 def tables_bytes(layouts: Iterable[BlockTableLayout]) -> int:
     """Return the bytes of the tables of all groups."""
+    if not isinstance(layouts, Iterable):
+        raise InvalidSpecError(f"layouts must be iterable, not {layouts!r}", value=layouts)
     return sum(table_bytes(layout) for layout in layouts)
 
 
@@ -35,6 +40,7 @@ def index_buffer_bytes(layout: BlockTableLayout) -> int:
     A step decodes at most ``1 + num_speculative_tokens`` tokens a request, and never
     more than it may batch.
     """
+    _require_layout(layout)
     limits = layout.limits
     decode_tokens = limits.max_num_reqs * (1 + limits.num_speculative_tokens)
     return min(limits.max_num_batched_tokens, decode_tokens) * row_bytes(layout)
@@ -45,6 +51,7 @@ def addressable_tokens(layout: BlockTableLayout) -> int | None:
 
     A ring addresses every position that has a slot; a group without slots none: None.
     """
+    _require_layout(layout)
     match layout.slot_mode:
         case "block":
             return layout.width * layout.kernel_block_size * layout.shards
@@ -91,6 +98,7 @@ def longest_request(
     Raises:
         InvalidSpecError: A count is of a wrong type or out of range.
     """
+    _require_layout(layout)
     usable = as_index("num_blocks", num_blocks, minimum=1) - 1
     limits = layout.limits
     if max_in_flight_tokens is None:
@@ -99,3 +107,7 @@ def longest_request(
         return limits.max_model_len
     held = layout._rule.count_tokens(usable, layout.block_size)
     return max(held - limits.lookahead_tokens, 0)
+
+
+def _require_layout(layout: BlockTableLayout) -> None:
+    require_instance("layout", layout, BlockTableLayout, wanted="a BlockTableLayout")

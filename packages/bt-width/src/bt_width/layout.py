@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self, SupportsIndex
 
-from ._checks import as_index
+from ._checks import as_index, require_instance
 from ._rules import GroupKind, GroupRule, SlotMode, check_plan, rule_of
 from .errors import InvalidEditError, InvalidSpecError, RowOverflowError
 from .limits import ServingLimits
@@ -155,6 +155,7 @@ class BlockTableLayout:
                 f"members differ in tokens_per_state {sorted(sizes)}; name the member",
                 values=sorted(sizes),
             )
+        require_instance("member", member, str, wanted="a member's name")
         members = dict(getattr(self.spec, "members", ()))
         if member not in members:
             raise InvalidSpecError(
@@ -288,7 +289,7 @@ class BlockTableLayout:
             if column >= min(self.width, len(kernel_block_ids)):
                 return PAD_SLOT
             block_id = as_index("a kernel-block id", kernel_block_ids[column])
-        except TypeError:
+        except (TypeError, LookupError):
             raise InvalidSpecError(
                 f"kernel_block_ids must be a sequence of ints, not {kernel_block_ids!r}",
                 value=kernel_block_ids,

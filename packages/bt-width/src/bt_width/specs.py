@@ -85,7 +85,7 @@ class MambaSpec:
     def __post_init__(self) -> None:
         """Check each field alone."""
         require_int("block_size", self.block_size, minimum=1)
-        if self.mode not in ("none", "align"):
+        if not isinstance(self.mode, str) or self.mode not in ("none", "align"):
             raise InvalidSpecError(
                 f'mode must be "none" or "align", not {self.mode!r}', mode=self.mode
             )
