@@ -1,4 +1,4 @@
-"""The device work of the builders as one interface: twins on the CPU, kernels on CUDA.
+"""The device work of the builders as one interface; it knows no implementation.
 
 Every operation writes into tensors that its caller owns, and reads nothing back to
 the host. R table rows, N requests, T tokens, W columns, S states of a request.
@@ -161,14 +161,3 @@ class Operations(Protocol):
 
     def settle_states(self, geometry: StateGeometry, batch: StateBatch, out: SettledRows) -> None:
         """Write which state each decode has to copy, once its accepted tokens are known."""
-
-
-def operations_for(device: torch.device) -> Operations:
-    """Return the kernels where ``device`` is CUDA, their twins elsewhere."""
-    if device.type == "cuda":
-        from . import kernels
-
-        return kernels
-    from . import reference
-
-    return reference

@@ -12,8 +12,9 @@ from ..batch.common import CommonAttentionMetadata
 from ..batch.geometry import RowGeometry
 from ..batch.guard import BatchGuard
 from ..batch.split import split_batch
+from ..devices import operations_for
 from ..drafts import DraftSteps
-from ..operations import DraftRows, operations_for
+from ..operations import DraftRows
 from .decode import DecodePart
 from .metadata import DSADecodeMetadata, DSAIndexerMetadata
 from .options import DSAOptions

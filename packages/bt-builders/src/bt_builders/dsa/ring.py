@@ -12,8 +12,9 @@ from bt_width import BlockTableLayout, InvalidSpecError
 from ..batch.common import CommonAttentionMetadata
 from ..batch.geometry import RowGeometry
 from ..batch.guard import BatchGuard
+from ..devices import operations_for
 from ..drafts import DraftSteps
-from ..operations import DraftRows, operations_for
+from ..operations import DraftRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

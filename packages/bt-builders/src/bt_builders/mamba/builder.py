@@ -15,7 +15,7 @@ from ..batch.common import CommonAttentionMetadata
 from ..batch.guard import BatchGuard
 from ..batch.split import BatchSplit, query_lens_of, split_at
 from ..batch.transfer import to_device
-from ..operations import operations_for
+from ..devices import operations_for
 from .chunks import cut_chunks
 from .metadata import (
     MambaChunks,

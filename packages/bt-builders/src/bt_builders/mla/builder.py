@@ -12,8 +12,9 @@ from ..batch.common import CommonAttentionMetadata
 from ..batch.geometry import RowGeometry
 from ..batch.guard import BatchGuard
 from ..batch.split import BatchSplit, split_batch
+from ..devices import operations_for
 from ..drafts import DraftSteps
-from ..operations import DraftRows, TokenLens, operations_for
+from ..operations import DraftRows, TokenLens
 from .context import ContextPart
 from .metadata import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
 from .options import MLAOptions
