@@ -17,6 +17,8 @@ from bt_width import BlockTableError
 
 OK, MISMATCH, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
+_PIPE_WIDTH = 100
+
 DTYPES = ("float64", "float32", "bfloat16")
 
 
@@ -99,7 +101,10 @@ def _run_demo(args: argparse.Namespace) -> int:
     )
     # the demo's tensors are small: more threads would wait for each other longer than they work
     torch.set_num_threads(1)
-    return OK if run_demo(options, Console()) else MISMATCH
+    console = Console()
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return OK if run_demo(options, console) else MISMATCH
 
 
 def _positive(text: str) -> int:

@@ -67,13 +67,15 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
     )
     engine = Engine(config, weights, limits, num_blocks=options.num_blocks)
-    console.print(f"bt-runner demo on {device}, {options.dtype}", highlight=False)
+    console.print(f"bt-runner demo on {device}, {options.dtype}\n", highlight=False)
     console.print(groups_table(engine))
+    console.print()
     recorder = Recorder()
     if options.checks:
         engine.observe(recorder)
     requests = _decode(engine, prompts, options.max_new_tokens, console)
     console.print(requests_table(requests, [prompt.name for prompt in prompts]))
+    console.print()
     print_summary(console, engine, requests)
     if not options.checks:
         return True

@@ -16,7 +16,6 @@ from bt_runner.request import Request
 def groups_table(engine: Engine) -> Table:
     """Return one line per cache group."""
     table = _table(
-        "cache groups",
         ("group",),
         ("layers", "block", "kernel block", "per request", "width", "pool", "bytes"),
     )
@@ -37,7 +36,7 @@ def groups_table(engine: Engine) -> Table:
 
 def requests_table(requests: Sequence[Request], names: Sequence[str]) -> Table:
     """Return one line per request."""
-    table = _table("requests", ("request", "text"), ("prompt", "new", "ended by"))
+    table = _table(("request", "text"), ("prompt", "new", "ended by"))
     for request, name in zip(requests, names, strict=True):
         reason = request.finish_reason.value if request.finish_reason else "-"
         numbers = (f"{request.prompt_len:,}", str(len(request.output)), reason)
@@ -45,8 +44,8 @@ def requests_table(requests: Sequence[Request], names: Sequence[str]) -> Table:
     return table
 
 
-def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+def _table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in texts:
         table.add_column(heading, no_wrap=True)
     for heading in numbers:
