@@ -44,6 +44,13 @@ def test_a_members_name_may_be_any_string() -> None:
     assert BlockTableLayout.from_json(layout.to_json()) == layout
 
 
+def test_a_group_may_have_as_many_members_as_a_model_has_layers() -> None:
+    members = {f"layers.{number}": AttentionSpec(block_size=64) for number in range(1000)}
+    layout = plan(UniformSpec(members=members), 1000)
+
+    assert BlockTableLayout.from_json(layout.to_json()) == layout
+
+
 def test_the_text_has_a_version() -> None:
     assert "version" in json.loads(plan(RingSpec(block_size=4), 1000).to_json())
 

@@ -67,6 +67,15 @@ def test_kernel_block_ids_stay_int32() -> None:
     layout = plan(AttentionSpec(block_size=64), 256, kernel_block_size=16)
 
     assert layout.max_block_id == 2**29 - 1
+    assert type(layout.max_block_id) is int
     assert list(layout.expand([2**29 - 1]))[-1] == 2**31 - 1
     with pytest.raises(InvalidEditError, match=str(2**29)):
         layout.expand([2**29])
+
+
+def test_unsplit_ids_stay_int32() -> None:
+    layout = plan(AttentionSpec(block_size=64), 256)
+
+    assert layout.expand([2**31 - 1]) == [2**31 - 1]
+    with pytest.raises(InvalidEditError, match=str(2**31)):
+        layout.expand([2**31])
