@@ -2,7 +2,8 @@
 
 A ``python`` block runs after those above it, with their names. The next block after one
 that prints is ``text`` and shows what it printed. A ``console`` block shows commands
-after ``$`` and, below each, all that it prints. A ``text`` block elsewhere is a drawing.
+after ``$`` and, below each, all that it prints. A ``text`` block elsewhere is a drawing; a
+block that names no language is text.
 """
 
 import contextlib
@@ -29,6 +30,9 @@ class Block(NamedTuple):
     line: int
 
 
+END_OF_PAGE = Block("end", "", 0)
+
+
 class Difference(NamedTuple):
     """Code of a page that prints something else than the page shows."""
 
@@ -40,7 +44,7 @@ class Difference(NamedTuple):
 def read_blocks(page: str) -> list[Block]:
     """The fenced blocks of a page, in order."""
     return [
-        Block(match[1], match[2], page.count("\n", 0, match.start()) + 1)
+        Block(match[1] or "text", match[2], page.count("\n", 0, match.start()) + 1)
         for match in FENCE.finditer(page)
     ]
 
@@ -49,13 +53,12 @@ def run_page(page: str) -> list[Difference]:
     """Run a page; return where what it shows is not what it prints."""
     names: dict[str, object] = {"__name__": "page"}
     differences = []
-    blocks = read_blocks(page)
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in pairwise([*read_blocks(page), END_OF_PAGE]):
         if block.language == "console":
             differences += _run_commands(block)
         elif block.language == "python":
             printed = _run_python(block, names)
-            shown = following.text if following and following.language == "text" else ""
+            shown = following.text if following.language == "text" else ""
             if printed and printed != shown:
                 differences.append(Difference(block.line, shown, printed))
     return differences

@@ -1,0 +1,160 @@
+"""The pages under docs/ are run: what they show is what they print, and what they name exists."""
+
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.pages import read_blocks, run_page
+from tests.support.source_trees import PACKAGES, ROOT
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+# commands that take long or need files, run by the test that knows how
+RUN_ELSEWHERE = {"plan-and-replay.md", "benchmarks.md"}
+READMES = [ROOT / "packages" / package.replace("_", "-") / "README.md" for package in PACKAGES]
+NAME = re.compile(r"`((?:bt_width|bt_tables|bt_builders|bt_runner)(?:\.\w+)+)`")
+ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \|", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+VLLM_NAMES = [
+    "MultiGroupBlockTable",
+    "BlockTable",
+    "SlotMappingMode",
+    "BlockTables",
+    "StagedWriteTensor",
+    "init_block_table_layout_tensors",
+    "blocks_per_kv_block",
+    "append_block_ids",
+    "init_attn_backend",
+    "prepare_kernel_block_sizes",
+    "select_common_block_size",
+    "_reshape_kv_cache",
+    "AttentionGroup.create_metadata_builders",
+    "map_to_kernel_block_table",
+    "AttentionMetadataBuilder",
+    "DeepseekV32IndexerMetadataBuilder",
+    "EagleSpeculator.set_attn",
+    "get_block_table_width",
+    "CommonAttentionMetadata",
+    "requires_block_table_width",
+]
+VLLM_SPECS = [
+    "KVCacheSpec",
+    "AttentionSpec",
+    "FullAttentionSpec",
+    "MLAAttentionSpec",
+    "RSWASpec",
+    "SinkFullAttentionSpec",
+    "ChunkedLocalAttentionSpec",
+    "SlidingWindowSpec",
+    "SlidingWindowMLASpec",
+    "CrossAttentionSpec",
+    "EncoderOnlyAttentionSpec",
+    "CircularBufferSpec",
+    "HiSparseHotSpec",
+    "HiSparseResidentSpec",
+    "MambaSpec",
+    "UniformTypeKVCacheSpecs",
+    "TQFullAttentionSpec",
+    "HiddenStateCacheSpec",
+]
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name can be imported, or is an attribute of what can."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES + READMES if page.name not in RUN_ELSEWHERE], ids=name_of
+)
+def test_a_page_prints_what_it_shows(page: Path) -> None:
+    assert run_page(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_block_of_a_page_is_of_a_kind_that_is_checked(page: Path) -> None:
+    languages = {block.language for block in read_blocks(page.read_text(encoding="utf-8"))}
+
+    assert languages <= {"python", "text", "console"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_a_link_leads_somewhere(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", READMES, ids=name_of)
+def test_a_readme_links_nothing_that_its_index_page_lacks(page: Path) -> None:
+    """An index shows the README alone: no file of the repository stands beside it."""
+    assert LINK.findall(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param("```python\nprint(2)\n```\n```text\n3\n```\n", id="another-output"),
+        pytest.param("```python\nprint(2)\n```\nNo output shown.\n", id="no-output"),
+        pytest.param("```console\n$ echo 2\n3\n```\n", id="another-output-of-a-command"),
+    ],
+)
+def test_a_page_that_shows_something_else_is_seen(page: str) -> None:
+    """The test above can fail."""
+    assert [difference.line for difference in run_page(page)] == [1]
+
+
+def test_a_page_that_shows_what_it_prints_is_accepted() -> None:
+    """Names are kept from block to block; a text elsewhere is a drawing."""
+    page = (
+        "```text\na drawing\n```\n```python\na = 2\n```\n```text\na drawing\n```\n"
+        "```python\nprint(a)\n```\n```text\n2\n```\n```console\n$ echo \\\n  2\n2\n```\n"
+    )
+
+    assert run_page(page) == []
+
+
+def test_every_module_has_its_line_in_the_architecture() -> None:
+    """Its line is the module's own first one: ``tools/module_lines.py --write`` copies it."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "module_lines.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_name_on_a_page_exists(page: Path) -> None:
+    """Modules and what is in them, by their full names."""
+    names = set(NAME.findall(page.read_text(encoding="utf-8")))
+
+    assert [name for name in sorted(names) if not exists(name)] == []
+
+
+def test_a_name_that_does_not_exist_is_seen() -> None:
+    """The test above can fail."""
+    assert exists("bt_width.BlockTableLayout.locate")
+    assert not exists("bt_width.BlockTableLayout.find")
+    assert not exists("bt_width.pages")
+
+
+@pytest.mark.parametrize("name", [*VLLM_NAMES, *VLLM_SPECS])
+def test_every_name_of_vllm_has_its_row(name: str) -> None:
+    """What it is here, or that it is not offered and what to use."""
+    rows = dict(ROW.findall((ROOT / "docs" / "coming-from-vllm.md").read_text(encoding="utf-8")))
+
+    assert name in rows
+    assert NAME.search(rows[name]) or rows[name].startswith(("not offered", "(no such", "the same"))
