@@ -61,6 +61,10 @@ DRAFTED = Way(
     limits=replace(LIMITS, num_speculative_tokens=3),
     options=replace(OPTIONS, num_speculative_blocks=3),
 )
+DRAFTED_ALIGNED = replace(
+    DRAFTED,
+    options=replace(DRAFTED.options, mamba_mode="align", mamba_block_size=5),
+)
 
 
 @dataclass(frozen=True)

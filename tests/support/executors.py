@@ -155,6 +155,10 @@ class LateExecutor(CpuExecutor):
             self._queue[self._done]()
             self._done += 1
 
+    def then(self, work: Callable[[], object]) -> None:
+        """Queue ``work`` behind everything else."""
+        self._queue.append(work)
+
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy."""
         self._queue.append(lambda: destination.copy_(source))

@@ -53,6 +53,10 @@ class Recorder:
 
         return launch
 
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call it as another kernel would."""
+        return self._kernel(*args, **kwargs)
+
     @property
     def compilations(self) -> int:
         """How many different kernels the launches so far needed."""

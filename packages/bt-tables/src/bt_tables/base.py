@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from bt_width import BlockTableLayout, InvalidEditError, InvalidSpecError
+from bt_width import BlockTableLayout, InvalidSpecError
 
-from ._launch.arrays import HostArray
+from ._launch.arrays import HostArray, int_between
 from ._launch.engine import StepEngine
 from ._launch.executor import Executor
-from ._launch.tokens import Tokens, read_tokens
+from ._rows.checks import EditChecks
 from ._rows.records import RowRecords
 from .csr import CsrGatherer, CsrTable
 from .devices import executor_for
@@ -49,8 +49,10 @@ class BlockTables:
             rows_are_batch=rows_are_batch,
         )
         storage = self._engine.storage
-        self._limits = storage.limits
-        self._records = RowRecords(storage.layouts, storage.num_rows, num_blocks)
+        self._max_reqs = storage.limits.max_num_reqs
+        self._max_tokens = storage.limits.max_num_batched_tokens
+        self._checks = EditChecks(storage.layouts, storage.limits.max_num_reqs, num_blocks)
+        self._records = RowRecords(storage.num_rows, self._checks.blocks_per_row)
 
     @property
     def layouts(self) -> tuple[BlockTableLayout, ...]:
@@ -64,7 +66,8 @@ class BlockTables:
 
     def warmup(self) -> None:
         """Compile what steps launch, so that none of them has to; nothing changes."""
-        self._engine.launch_nothing()
+        if self.layouts:
+            self._engine.launch_nothing()
         for group, layout in enumerate(self.layouts):
             if layout.slot_mode == "block":
                 length = np.ones(1, np.int32)
@@ -100,29 +103,17 @@ class BlockTables:
         return self._gather(group, seq_lens, num_reqs, tokens=True)
 
     def _gather(self, group: int, seq_lens: HostArray, num_reqs: int, *, tokens: bool) -> CsrTable:
-        self._records.check_group(group)
-        self._check_num_reqs(0, num_reqs)
+        group = self._checks.group(group)
+        num_reqs = self._padded_reqs(num_reqs, 0)
         table = self._engine.storage.block_tables(num_reqs)[group]
         return self._gatherer.gather(self.layouts[group], table, seq_lens, tokens=tokens)
 
-    def _check_num_reqs(self, num_reqs: int, num_reqs_padded: int) -> None:
-        if not num_reqs <= num_reqs_padded <= self._limits.max_num_reqs:
-            raise InvalidEditError(
-                f"num_reqs_padded {num_reqs_padded} must lie in "
-                f"{num_reqs}..{self._limits.max_num_reqs}",
-                num_reqs_padded=num_reqs_padded,
-                num_reqs=num_reqs,
-                max_num_reqs=self._limits.max_num_reqs,
-            )
+    def _padded_reqs(self, num_padded: int, num_reqs: int) -> int:
+        if type(num_padded) is int and num_reqs <= num_padded <= self._max_reqs:
+            return num_padded
+        return int_between("num_reqs_padded", num_padded, num_reqs, self._max_reqs)
 
-    def _read_tokens(
-        self, starts: HostArray, positions: HostArray, num_requests: int, num_padded: int
-    ) -> Tokens:
-        if not 0 <= num_padded <= self._limits.max_num_batched_tokens:
-            raise InvalidEditError(
-                f"num_tokens_padded {num_padded} must lie in "
-                f"0..{self._limits.max_num_batched_tokens}",
-                num_tokens_padded=num_padded,
-                max_num_batched_tokens=self._limits.max_num_batched_tokens,
-            )
-        return read_tokens(starts, positions, num_requests, num_padded, self._engine.device)
+    def _padded_tokens(self, num_padded: int) -> int:
+        if type(num_padded) is int and 0 <= num_padded <= self._max_tokens:
+            return num_padded
+        return int_between("num_tokens_padded", num_padded, 0, self._max_tokens)

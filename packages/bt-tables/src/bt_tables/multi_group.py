@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from bt_width import BlockTableLayout, InvalidEditError
+from bt_width import BlockTableLayout
 
-from ._launch.arrays import HostArray, IntArray, flatten_ids
+from ._launch.arrays import HostArray, IntArray, flatten_ids, int_between
 from ._launch.engine import NO_ENTRIES, NO_RECORDS, Entries
 from ._launch.executor import Executor
-from ._launch.tokens import Tokens
+from ._launch.tokens import Tokens, read_tokens
 from ._rows.host_rows import HostRows
 from .base import BlockTables
 
@@ -70,14 +70,16 @@ class MultiGroupBlockTable(BlockTables):
             InvalidEditError: The row or an id is bad, or a group has no sequence.
             RowOverflowError: The row would hold more than it can.
         """
-        counts, ids = self._checked(row, block_ids, replace=False)
-        self._rows.append(row, counts, ids)
+        row, counts, ids = self._checked(row, block_ids, replace=False)
+        if self.layouts:
+            self._rows.append(row, counts, ids)
 
     def add_row(self, block_ids: Sequence[Sequence[int]], row: int) -> None:
         """Replace what a row holds; arguments and errors are those of ``append_row``."""
-        counts, ids = self._checked(row, block_ids, replace=True)
-        self._rows.clear(row)
-        self._rows.append(row, counts, ids)
+        row, counts, ids = self._checked(row, block_ids, replace=True)
+        if self.layouts:
+            self._rows.clear(row)
+            self._rows.append(row, counts, ids)
 
     def clear_row(self, row: int) -> None:
         """Take all blocks from a row.
@@ -85,7 +87,9 @@ class MultiGroupBlockTable(BlockTables):
         Raises:
             InvalidEditError: There is no such row.
         """
-        self._rows.clear(self._records.check_row(row))
+        row = self._checks.row(row)
+        if self.layouts:
+            self._rows.clear(row)
 
     def move_row(self, src: int, dst: int) -> None:
         """Put row ``src`` in the place of ``dst``, whose blocks are gone; ``src`` is empty then.
@@ -93,7 +97,9 @@ class MultiGroupBlockTable(BlockTables):
         Raises:
             InvalidEditError: There is no such row.
         """
-        self._rows.move(self._records.check_row(src), self._records.check_row(dst))
+        src, dst = self._checks.row(src), self._checks.row(dst)
+        if self.layouts:
+            self._rows.move(src, dst)
 
     def swap_rows(self, a: int, b: int) -> None:
         """Exchange two rows.
@@ -101,7 +107,9 @@ class MultiGroupBlockTable(BlockTables):
         Raises:
             InvalidEditError: There is no such row.
         """
-        self._rows.swap(self._records.check_row(a), self._records.check_row(b))
+        a, b = self._checks.row(a), self._checks.row(b)
+        if self.layouts:
+            self._rows.swap(a, b)
 
     def null_prefix(self, row: int, group: int, num_blocks: int) -> None:
         """Null a row's first blocks until it is replaced or cleared.
@@ -116,8 +124,9 @@ class MultiGroupBlockTable(BlockTables):
             InvalidEditError: The row, the group or the count is none.
             RowOverflowError: The row has fewer blocks.
         """
-        self._records.check_prefix(row, group, num_blocks)
-        self._rows.null_prefix(row, group, num_blocks)
+        row, group = self._checks.row(row), self._checks.group(group)
+        held = int(self._records.ints[row, self._records.blocks][group])
+        self._rows.null_prefix(row, group, self._checks.prefix(row, group, num_blocks, held))
 
     def commit(self, num_reqs: int) -> None:
         """Send what changed in the first ``num_reqs`` rows; those above are null then.
@@ -127,7 +136,7 @@ class MultiGroupBlockTable(BlockTables):
         Raises:
             InvalidEditError: ``num_reqs`` is no count or above the limit.
         """
-        self._check_num_reqs(0, num_reqs)
+        num_reqs = int_between("num_reqs", num_reqs, 0, self._max_reqs)
         if not self.layouts:
             return
         rows, edits = self._rows.changes(num_reqs)
@@ -142,7 +151,7 @@ class MultiGroupBlockTable(BlockTables):
         Raises:
             InvalidEditError: There is no such group.
         """
-        group = self._records.check_group(group)
+        group = self._checks.group(group)
         return self._engine.storage.block_tables(self._records.num_rows)[group]
 
     def compute_slot_mappings(
@@ -162,16 +171,15 @@ class MultiGroupBlockTable(BlockTables):
                 or positions are missing.
             WidthMismatchError: A tensor's dtype, shape, stride or device is wrong.
         """
-        num_reqs = len(query_start_loc) - 1
-        tokens = self._read_tokens(query_start_loc, positions, num_reqs, num_tokens_padded)
-        if num_reqs > self._limits.max_num_reqs:
-            raise InvalidEditError(
-                f"{num_reqs} requests are more than the {self._limits.max_num_reqs} rows",
-                num_reqs=num_reqs,
-            )
+        num_reqs = int_between(
+            "the number of requests", len(query_start_loc) - 1, 0, self._max_reqs
+        )
+        num_tokens = self._padded_tokens(num_tokens_padded)
+        device = self._engine.device
+        tokens = read_tokens(query_start_loc, positions, num_reqs, num_tokens, device)
         if self.layouts:
             self._run(NO_ENTRIES, self._batch_order[:num_reqs], tokens)
-        return self._engine.storage.slot_mappings(num_tokens_padded)
+        return self._engine.storage.slot_mappings(num_tokens)
 
     def invalidate(self) -> None:
         """Send every row whole at the next commit, and write every slot anew.
@@ -191,12 +199,14 @@ class MultiGroupBlockTable(BlockTables):
 
     def _checked(
         self, row: int, block_ids: Sequence[Sequence[int]], *, replace: bool
-    ) -> tuple[IntArray, IntArray]:
-        counts, ids = flatten_ids(block_ids, self._records.num_groups)
-        self._records.check_row(row)
-        self._records.check_room(row, counts, replace=replace)
-        self._records.check_ids(ids, counts)
-        return counts, ids
+    ) -> tuple[int, IntArray, IntArray]:
+        """Return the row, the ids of each group and all ids, flat."""
+        counts, ids = flatten_ids(block_ids, len(self.layouts))
+        row = self._checks.row(row)
+        held = 0 if replace or not self.layouts else self._records.ints[row, self._records.blocks]
+        self._checks.room(row, counts, held)
+        self._checks.ids(ids, counts)
+        return row, counts, ids
 
     def _run(self, entries: Entries, requests: IntArray, tokens: Tokens | None) -> None:
         try:

@@ -12,7 +12,7 @@ from bt_width import BlockTableLayout
 from ._launch.arrays import INT32, HostArray, IntArray, flatten_ids, host_array
 from ._launch.engine import NO_RECORDS, Entries
 from ._launch.executor import Executor
-from ._launch.tokens import NO_TOKENS, Tokens
+from ._launch.tokens import NO_TOKENS, Tokens, read_tokens
 from ._rows.batch import BatchMirror
 from ._rows.staging import StagedEdits
 from .base import BlockTables
@@ -65,8 +65,8 @@ class StagedBlockTables(BlockTables):
             max_steps_in_flight=max_steps_in_flight,
             rows_are_batch=False,
         )
-        self._edits = StagedEdits(self._records, self._engine.ring)
-        self._mirror = BatchMirror(self._records)
+        self._edits = StagedEdits(self._records, self._checks, self._engine.ring)
+        self._mirror = BatchMirror(self._records, self._checks)
 
     def append_block_ids(
         self, row: int, block_ids: Sequence[Sequence[int]], *, overwrite: bool = False
@@ -83,8 +83,8 @@ class StagedBlockTables(BlockTables):
             RowOverflowError: The row would hold more than it can.
         """
         counts, ids = flatten_ids(block_ids, self._records.num_groups)
-        self._records.check_row(row)
-        self._records.check_ids(ids, counts)
+        row = self._checks.row(row)
+        self._checks.ids(ids, counts)
         self._edits.stage(
             np.array([row], np.int32),
             counts.astype(np.int32)[None],
@@ -156,9 +156,9 @@ class StagedBlockTables(BlockTables):
             WidthMismatchError: ``idx_mapping`` is no int32 vector on the host.
         """
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
-        self._check_num_reqs(len(requests), num_reqs_padded)
+        num_reqs = self._padded_reqs(num_reqs_padded, len(requests))
         self._run(self._move(requests), requests, None)
-        return self._engine.storage.block_tables(num_reqs_padded)
+        return self._engine.storage.block_tables(num_reqs)
 
     def compute_slot_mappings(
         self,
@@ -180,10 +180,13 @@ class StagedBlockTables(BlockTables):
             WidthMismatchError: A tensor's dtype, shape, stride or device is wrong.
         """
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
-        tokens = self._read_tokens(query_start_loc, positions, len(requests), num_tokens_padded)
-        self._records.check_requests(requests)
+        num_tokens = self._padded_tokens(num_tokens_padded)
+        tokens = read_tokens(
+            query_start_loc, positions, len(requests), num_tokens, self._engine.device
+        )
+        self._checks.requests(requests)
         self._run(None, requests, tokens)
-        return self._engine.storage.slot_mappings(num_tokens_padded)
+        return self._engine.storage.slot_mappings(num_tokens)
 
     def step(self, batch: StepBatch) -> StepTables:
         """Apply, gather and map in one copy and one launch.
@@ -194,8 +197,9 @@ class StagedBlockTables(BlockTables):
         """
         idx_mapping, starts, positions, num_reqs, num_tokens = batch
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
-        self._check_num_reqs(len(requests), num_reqs)
-        tokens = self._read_tokens(starts, positions, len(requests), num_tokens)
+        num_reqs = self._padded_reqs(num_reqs, len(requests))
+        num_tokens = self._padded_tokens(num_tokens)
+        tokens = read_tokens(starts, positions, len(requests), num_tokens, self._engine.device)
         self._run(self._move(requests), requests, tokens)
         storage = self._engine.storage
         return StepTables(storage.block_tables(num_reqs), storage.slot_mappings(num_tokens))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +20,27 @@ INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 UINT32 = np.dtype(np.uint32)
 INTP = np.dtype(np.intp)
+
+
+def int_between(name: str, value: SupportsIndex, low: int, high: int) -> int:
+    """Return ``value`` as an int if it is one, and in ``low..high``.
+
+    Raises:
+        InvalidEditError: It is not.
+    """
+    try:
+        index = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        index = None
+    if index is None or not low <= index <= high:
+        raise InvalidEditError(
+            f"{name} must be an int in {low}..{high}, not {value!r}",
+            argument=name,
+            value=value,
+            low=low,
+            high=high,
+        )
+    return index
 
 
 def host_array(name: str, value: HostArray, dtype: np.dtype[Any], dims: int) -> IntArray:
@@ -81,14 +103,19 @@ def flatten_ids(block_ids: Sequence[Sequence[int]], num_groups: int) -> tuple[In
     Raises:
         InvalidEditError: There is not one sequence a group, or not all are ints.
     """
-    if len(block_ids) != num_groups:
+    try:
+        counts = np.array([len(ids) for ids in block_ids], dtype=np.int64)
+        ids = np.array(list(chain.from_iterable(block_ids)))
+    except (TypeError, ValueError) as error:
         raise InvalidEditError(
-            f"block_ids has {len(block_ids)} sequences of ids; there are {num_groups} groups",
-            num_sequences=len(block_ids),
+            f"block_ids must be one sequence of ints a group, not {block_ids!r}"
+        ) from error
+    if len(counts) != num_groups:
+        raise InvalidEditError(
+            f"block_ids has {len(counts)} sequences of ids; there are {num_groups} groups",
+            num_sequences=len(counts),
             num_groups=num_groups,
         )
-    counts = np.array([len(ids) for ids in block_ids], dtype=np.int64)
-    ids = np.array(list(chain.from_iterable(block_ids)))
     if not ids.size:
         return counts, np.empty(0, np.int64)
     if ids.dtype.kind != "i" or ids.ndim != 1:

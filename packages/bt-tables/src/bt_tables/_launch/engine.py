@@ -145,9 +145,9 @@ class StepEngine:
     def launch_nothing(self) -> None:
         """Launch a step without work, for what that compiles."""
         packet = self.ring.open()
-        HEADER_STRUCT.pack_into(packet.buffer, 0, *(0,) * len(Header._fields))
-        packet.ints[0] = max(self._num_groups, 1)
-        packet.ints[len(Header._fields) - 1] = 1
+        header = Header(*(0,) * len(Header._fields))
+        header = header._replace(num_groups=self._num_groups, chunks=1)
+        HEADER_STRUCT.pack_into(packet.buffer, 0, *header)
         packet.send(packet.ids_at)
         self._launch(packet.device_ints, packet.device_ints, packet.device_longs, 1)
         packet.wait()

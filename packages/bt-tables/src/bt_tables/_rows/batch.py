@@ -10,6 +10,7 @@ import numpy as np
 
 from .._launch.arrays import IntArray
 from .._launch.wire import BATCH_ROW_AT, FIELDS_AT, NOWHERE, ROW_AT
+from .checks import EditChecks
 from .records import RowRecords
 
 _NULL = NOWHERE
@@ -19,9 +20,10 @@ _STALE = -2
 class BatchMirror:
     """What the batch rows hold on the device."""
 
-    def __init__(self, records: RowRecords) -> None:
+    def __init__(self, records: RowRecords, checks: EditChecks) -> None:
         """All batch rows are null."""
         self._records = records
+        self._checks = checks
         self._row_of = np.full(records.num_rows, _NULL, np.int64)
         # what a stale batch row may hold, in blocks
         self._filled = np.zeros((records.num_rows, records.num_groups), np.int32)
@@ -46,9 +48,13 @@ class BatchMirror:
 
         Args:
             requests: Rows in batch order, [N] int32; ``NOWHERE`` for padding.
+
+        Raises:
+            InvalidEditError: There is no such row.
         """
         if self._current == requests.tobytes():
             return None
+        self._checks.requests(requests)
         records = self._records
         self._current = None
         wanted = np.full(max(len(requests), self._num_used), _NULL, np.int64)

@@ -13,6 +13,7 @@ from bt_width import WidthMismatchError
 
 from .._launch.arrays import INT32, UINT32, IntArray, run_places
 from .._launch.ring import HostRing
+from .checks import EditChecks
 from .records import RowRecords, as_index
 
 
@@ -24,9 +25,10 @@ class StagedEdits:
         longest: At least the blocks that any waiting record writes.
     """
 
-    def __init__(self, records: RowRecords, ring: HostRing) -> None:
+    def __init__(self, records: RowRecords, checks: EditChecks, ring: HostRing) -> None:
         """Wait for nothing yet."""
         self._records = records
+        self._checks = checks
         self._ring = ring
         self._rows = np.zeros(records.num_rows, np.intp)
         self._ordinals = np.arange(1, records.num_rows + 1, dtype=np.int32)
@@ -65,7 +67,7 @@ class StagedEdits:
         try:
             found = records.ints.take(index, axis=0)
         except IndexError:
-            records.refuse_rows(rows)
+            self._checks.rows(rows)
             raise
         if self.num_edits + len(rows) > records.num_rows:
             self._stage_in_waves(index, counts, ids, ends, overwrite=overwrite)
@@ -77,8 +79,8 @@ class StagedEdits:
             room = room - held
             totals = counts + held
         if np.count_nonzero(counts.view(UINT32) > room.view(UINT32)):
-            records.refuse_overflow(index, counts, room)
-        records.check_ids(ids, counts)
+            self._checks.refuse_overflow(index, counts, room)
+        self._checks.ids(ids, counts)
         if not self._register_new(index):
             self._stage_in_waves(index, counts, ids, ends, overwrite=overwrite)
             return
@@ -99,11 +101,14 @@ class StagedEdits:
             InvalidEditError: The row, the group or the count is none.
             RowOverflowError: ``num_blocks`` is more than the row has.
         """
-        self._records.check_prefix(row, group, num_blocks)
-        nulled = self._records.ints[row, self._records.nulled]
-        if num_blocks > nulled[group]:
+        row, group = self._checks.row(row), self._checks.group(group)
+        record = self._records.ints[row]
+        held = int(record[self._records.blocks][group])
+        count = self._checks.prefix(row, group, num_blocks, held)
+        nulled = record[self._records.nulled]
+        if count > nulled[group]:
             self._register(np.array([row]))
-            nulled[group] = num_blocks
+            nulled[group] = count
             self.longest = self._records.longest_row
 
     def _check_shapes(self, rows: IntArray, counts: IntArray, ids: IntArray) -> IntArray:
@@ -158,8 +163,8 @@ class StagedEdits:
             np.add.at(summed, index, totals)
             totals = summed[index] + records.ints[index][:, records.blocks]
         if ((counts < 0) | (totals > records.blocks_per_row)).any():
-            records.refuse_overflow(index, counts, records.blocks_per_row - (totals - counts))
-        records.check_ids(ids, counts)
+            self._checks.refuse_overflow(index, counts, records.blocks_per_row - (totals - counts))
+        self._checks.ids(ids, counts)
         starts = (ends - counts.reshape(-1)).reshape(counts.shape) + self._ring.put(ids)
         left = np.arange(len(index))
         while left.size:

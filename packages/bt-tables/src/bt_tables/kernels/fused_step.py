@@ -122,6 +122,7 @@ def _write_columns(
     nulling = tl.where(is_edit, nulling, 0) * split
     start = tl.where(is_edit, keep, 0) * split
     end = nulling + stop * split - start
+    end = tl.where(entry < tl.load(packet_ptr + at.NUM_ENTRIES), end, 0)
 
     row = tl.load(record_ptr + at.ROW).to(tl.int64)
     batch_row = tl.load(record_ptr + at.BATCH_ROW).to(tl.int64)

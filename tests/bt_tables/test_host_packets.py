@@ -1,0 +1,123 @@
+"""Promise 6: a packet is written again only after the device has read it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from tests.support.executors import LateExecutor
+from tests.support.tables import batch_of, columns, plan_groups
+
+from bt_tables import MultiGroupBlockTable, StagedBlockTables
+from bt_width import AttentionSpec, ServingLimits
+
+LIMITS = ServingLimits(max_model_len=8192, max_num_reqs=3, max_num_batched_tokens=8)
+SPEC = AttentionSpec(block_size=16)
+
+
+def staged(executor: LateExecutor, depth: int = 2) -> StagedBlockTables:
+    layouts = plan_groups(LIMITS, SPEC)
+    return StagedBlockTables(layouts, device=executor, max_steps_in_flight=depth)
+
+
+def run_steps(executor: LateExecutor, depth: int, steps: int) -> torch.Tensor:
+    """Each step replaces the one row by eight ids of its own; return the table at the end."""
+    tables = staged(executor, depth)
+    for step in range(steps):
+        tables.append_block_ids(0, [[100 * step + place for place in range(1, 9)]])
+        (table,) = tables.step(batch_of([0], [[3]])).block_tables
+    executor.catch_up()
+    return table
+
+
+def test_h1_the_device_sees_the_ids_of_each_step_however_late_it_reads() -> None:
+    executor = LateExecutor()
+    tables = staged(executor)
+    snapshots: list[torch.Tensor] = []
+
+    def keep(table: torch.Tensor) -> None:
+        snapshots.append(table.clone())
+
+    for step in (0, 100):
+        tables.append_block_ids(0, [range(step + 1, step + 9)], overwrite=True)
+        (table,) = tables.step(batch_of([0], [[0]])).block_tables
+        executor.then(partial(keep, table))
+
+    executor.catch_up()
+
+    assert columns(snapshots[0], 0, 8) == list(range(1, 9))
+    assert columns(snapshots[1], 0, 8) == list(range(101, 109))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_step_past_the_depth_waits_for_the_oldest(depth: int) -> None:
+    executor = LateExecutor()
+
+    run_steps(executor, depth, depth)
+    assert executor.waits == 0
+
+    table = run_steps(LateExecutor(), depth, 7)
+    assert columns(table, 0, 56) == [
+        100 * step + place for step in range(7) for place in range(1, 9)
+    ]
+
+
+def test_without_fences_an_overwritten_packet_shows_as_a_wrong_table() -> None:
+    table = run_steps(LateExecutor(fences_wait=False), 2, 7)
+
+    expected = [100 * step + place for step in range(7) for place in range(1, 9)]
+    assert table[0, :56].tolist() != expected
+
+
+def test_a_packet_that_grows_is_replaced_and_the_sent_one_still_read() -> None:
+    executor = LateExecutor()
+    limits = ServingLimits(max_model_len=200_000, max_num_reqs=3, max_num_batched_tokens=8)
+    tables = StagedBlockTables(plan_groups(limits, AttentionSpec(block_size=16)), device=executor)
+    tables.append_block_ids(0, [[1, 2]])
+    tables.step(batch_of([0]))
+    long = list(range(1, 12_001))
+
+    tables.append_block_ids(1, [[7]])
+    tables.append_block_ids(1, [long])
+    tables.append_block_ids(2, [[5]])
+    (table,) = tables.step(batch_of([0, 1, 2])).block_tables
+    executor.catch_up()
+
+    assert columns(table, 0, 2) == [1, 2]
+    assert columns(table, 1, 12_001) == [7, *long]
+    assert columns(table, 2, 1) == [5]
+
+
+def test_h1_commits_are_read_late_too() -> None:
+    executor = LateExecutor()
+    tables = MultiGroupBlockTable(plan_groups(LIMITS, SPEC), device=executor)
+    for step in range(6):
+        tables.append_row([[10 * step + 1, 10 * step + 2]], 0)
+        tables.commit(1)
+    slots = tables.compute_slot_mappings(np.array([0, 1], np.int32), np.array([16]), 1)
+    executor.catch_up()
+
+    expected = [10 * step + place for step in range(6) for place in (1, 2)]
+    assert columns(tables.block_table(0), 0, 12) == expected
+    assert slots.tolist() == [[32]]
+
+
+def test_the_caller_may_reuse_its_arrays_at_once() -> None:
+    executor = LateExecutor()
+    tables = staged(executor)
+    rows, counts, ids = (
+        np.zeros(1, np.int32),
+        np.full((1, 1), 2, np.int32),
+        np.array([5, 6], np.int32),
+    )
+    tables.stage(rows, counts, ids)
+    batch = batch_of([0], [[17]])
+    found = tables.step(batch)
+    for array in (rows, counts, ids, batch.idx_mapping, batch.query_start_loc, batch.positions):
+        array.fill(2)  # type: ignore[union-attr]  # all of them are NumPy's
+    executor.catch_up()
+
+    assert columns(found.block_tables[0], 0, 2) == [5, 6]
+    assert found.slot_mappings.tolist() == [[97]]

@@ -1,0 +1,259 @@
+"""Promises of rows in batch order: commits send what changed and leave no tail behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tests.support.executors import CheckedExecutor
+from tests.support.tables import columns, on_twin_and_kernel, plan_groups
+
+from bt_tables import MultiGroupBlockTable
+from bt_tables._launch.executor import Executor
+from bt_width import (
+    PAD_SLOT,
+    AttentionSpec,
+    InvalidEditError,
+    MambaSpec,
+    RowOverflowError,
+    ServingLimits,
+)
+
+ExecutorClass = Callable[[], Executor]
+LIMITS = ServingLimits(max_model_len=256, max_num_reqs=4, max_num_batched_tokens=32)
+SPEC = AttentionSpec(block_size=16)
+
+
+def one_group(executor: Executor | str = "cpu") -> MultiGroupBlockTable:
+    return MultiGroupBlockTable(plan_groups(LIMITS, SPEC), device=executor)
+
+
+def test_edits_are_seen_after_a_commit_and_not_before() -> None:
+    tables = one_group()
+    table = tables.block_table(0)
+
+    tables.append_row([[5, 6]], 1)
+    assert not table.any()
+
+    tables.commit(2)
+    assert columns(table, 1, 2) == [5, 6]
+
+
+@on_twin_and_kernel
+def test_g4_moves_and_swaps_leave_no_tail(executor_class: ExecutorClass) -> None:
+    tables = one_group(executor_class())
+    table = tables.block_table(0)
+    tables.append_row([[1, 2, 3, 4, 5, 6]], 0)
+    tables.append_row([[7, 8]], 1)
+    tables.commit(2)
+
+    tables.move_row(1, 0)
+    tables.commit(2)
+    assert columns(table, 0, 2) == [7, 8]
+    assert not table[1].any()
+
+    tables.append_row([[9, 10, 11]], 1)
+    tables.swap_rows(0, 1)
+    tables.commit(2)
+    assert columns(table, 0, 3) == [9, 10, 11]
+    assert columns(table, 1, 2) == [7, 8]
+
+
+@on_twin_and_kernel
+def test_g4_rows_above_the_batch_are_null_and_come_back(executor_class: ExecutorClass) -> None:
+    tables = one_group(executor_class())
+    table = tables.block_table(0)
+    for row in range(3):
+        tables.append_row([[10 + row, 20 + row]], row)
+    tables.commit(3)
+
+    tables.commit(1)
+    assert columns(table, 0, 2) == [10, 20]
+    assert not table[1:].any()
+
+    tables.append_row([[32]], 2)
+    tables.clear_row(1)
+    tables.commit(3)
+    assert not table[1].any()
+    assert columns(table, 2, 3) == [12, 22, 32]
+
+
+def test_a16_a_shorter_row_leaves_no_stale_column() -> None:
+    limits = ServingLimits(max_model_len=4352, max_num_reqs=1, max_num_batched_tokens=8)
+    tables = MultiGroupBlockTable(plan_groups(limits, AttentionSpec(block_size=256)), device="cpu")
+    tables.add_row([list(range(1, 18))], 0)
+    tables.commit(1)
+
+    tables.add_row([list(range(1, 17))], 0)
+    tables.commit(1)
+
+    assert columns(tables.block_table(0), 0, 16) == list(range(1, 17))
+
+
+def test_a16_a_position_past_the_width_has_no_slot() -> None:
+    limits = ServingLimits(max_model_len=4096, max_num_reqs=1, max_num_batched_tokens=8)
+    tables = MultiGroupBlockTable(plan_groups(limits, AttentionSpec(block_size=256)), device="cpu")
+    tables.add_row([list(range(1, 17))], 0)
+    tables.commit(1)
+
+    slots = tables.compute_slot_mappings(
+        np.array([0, 2], np.int32), np.array([4095, 4096], np.int64), 2
+    )
+
+    assert slots.tolist() == [[16 * 256 + 255, PAD_SLOT]]
+    with pytest.raises(RowOverflowError):
+        tables.append_row([[17]], 0)
+
+
+def test_c2_a_commit_of_no_requests_nulls_every_row() -> None:
+    tables = MultiGroupBlockTable(plan_groups(LIMITS, MambaSpec(block_size=16)), device="cpu")
+    tables.append_row([[7]], 0)
+    tables.commit(1)
+
+    tables.commit(0)
+
+    assert not tables.block_table(0).any()
+
+
+def test_a_full_row_refuses_one_more_block_and_stays_as_it_was() -> None:
+    tables = one_group()
+    full = list(range(1, 17))
+    tables.append_row([full], 0)
+
+    with pytest.raises(RowOverflowError, match="holds 16 blocks in group 0 and gets 1 more"):
+        tables.append_row([[99]], 0)
+    with pytest.raises(RowOverflowError):
+        tables.add_row([[*full, 99]], 0)
+    tables.commit(1)
+
+    assert columns(tables.block_table(0), 0, 16) == full
+
+
+def test_a_refused_edit_changes_no_group() -> None:
+    tables = MultiGroupBlockTable(
+        plan_groups(LIMITS, SPEC, SPEC), device="cpu", num_blocks=[50, 10]
+    )
+
+    for ids in ([[1], [10]], [[-1], [1]], [[1]], [[1], [2], [3]]):
+        with pytest.raises(InvalidEditError):
+            tables.append_row(ids, 0)
+        with pytest.raises(InvalidEditError):
+            tables.add_row(ids, 0)
+    for call in (tables.clear_row, lambda row: tables.move_row(0, row)):
+        with pytest.raises(InvalidEditError):
+            call(4)
+    with pytest.raises(InvalidEditError):
+        tables.commit(5)
+    tables.commit(4)
+
+    assert not tables.block_table(0).any()
+    with pytest.raises(InvalidEditError):
+        tables.block_table(2)
+
+
+@on_twin_and_kernel
+def test_a_nulled_prefix_moves_with_its_row(executor_class: ExecutorClass) -> None:
+    tables = one_group(executor_class())
+    tables.append_row([[1, 2, 3, 4]], 0)
+    tables.commit(1)
+    tables.null_prefix(0, 0, 2)
+    tables.commit(1)
+    assert columns(tables.block_table(0), 0, 4) == [0, 0, 3, 4]
+
+    tables.move_row(0, 2)
+    tables.append_row([[5]], 2)
+    tables.commit(3)
+
+    assert columns(tables.block_table(0), 2, 5) == [0, 0, 3, 4, 5]
+    with pytest.raises(RowOverflowError):
+        tables.null_prefix(0, 0, 1)
+
+
+def test_moving_a_row_onto_itself_changes_nothing() -> None:
+    tables = one_group()
+    tables.append_row([[3]], 1)
+    tables.move_row(1, 1)
+    tables.swap_rows(1, 1)
+    tables.commit(2)
+
+    assert columns(tables.block_table(0), 1, 1) == [3]
+
+
+def test_g7_no_change_is_not_sent() -> None:
+    executor = CheckedExecutor()
+    tables = one_group(executor)
+    tables.commit(4)
+    tables.append_row([[]], 0)
+    tables.compute_slot_mappings(np.zeros(1, np.int32), np.empty(0, np.int64), 9)
+
+    assert executor.counts.launches == 0
+
+
+def test_g7_no_groups_give_empty_results() -> None:
+    tables = MultiGroupBlockTable([], device="cpu")
+    tables.append_row([], 3)
+    tables.add_row([], 3)
+    tables.move_row(3, 4)
+    tables.swap_rows(3, 4)
+    tables.clear_row(3)
+    tables.commit(7)
+    tables.invalidate()
+    tables.rebind()
+    tables.warmup()
+
+    slots = tables.compute_slot_mappings(np.array([0, 2], np.int32), np.array([1, 2]), 5)
+
+    assert slots.shape == (0, 5)
+
+
+def test_h7_the_table_never_moves() -> None:
+    tables = one_group()
+    first = tables.block_table(0)
+    tables.append_row([list(range(1, 17))], 3)
+    tables.commit(4)
+    tables.rebind()
+    tables.commit(1)
+
+    second = tables.block_table(0)
+    assert (first.data_ptr(), first.stride(), first.shape) == (
+        second.data_ptr(),
+        second.stride(),
+        second.shape,
+    )
+    assert first.shape == (4, 16)
+
+
+def test_rebind_brings_every_row_back_from_the_host() -> None:
+    tables = one_group()
+    tables.append_row([[5, 6]], 0)
+    tables.append_row([[7]], 2)
+    tables.commit(3)
+    storage = tables._engine.storage
+    storage.rows.fill_(123)
+    storage.slots.fill_(123)
+    storage.groups.fill_(-1)
+
+    tables.rebind()
+    tables.commit(3)
+    slots = tables.compute_slot_mappings(np.array([0, 1], np.int32), np.array([17]), 4)
+
+    table = tables.block_table(0)
+    assert columns(table, 0, 2) == [5, 6]
+    assert columns(table, 2, 1) == [7]
+    assert not table[1].any()
+    assert not table[3].any()
+    assert slots.tolist() == [[97, PAD_SLOT, PAD_SLOT, PAD_SLOT]]
+
+
+def test_several_edits_of_a_row_are_sent_once() -> None:
+    executor = CheckedExecutor()
+    tables = one_group(executor)
+    tables.append_row([[1, 2, 3]], 0)
+    tables.add_row([[4]], 0)
+    tables.append_row([[5]], 0)
+    tables.commit(1)
+
+    assert executor.counts.elements_written == 2
+    assert torch.equal(tables.block_table(0)[0, :2], torch.tensor([4, 5], dtype=torch.int32))

@@ -1,0 +1,597 @@
+"""Promises of rows by request index: what edits, gathers and dummy batches leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tests.support.executors import CheckedExecutor
+from tests.support.tables import batch_of, columns, on_twin_and_kernel, plan_groups
+
+from bt_tables import StagedBlockTables, StepBatch
+from bt_tables._launch.executor import Executor
+from bt_width import (
+    PAD_SLOT,
+    AttentionSpec,
+    InvalidEditError,
+    InvalidSpecError,
+    MambaSpec,
+    RowOverflowError,
+    ServingLimits,
+    SlidingWindowSpec,
+    WidthMismatchError,
+)
+
+ExecutorClass = Callable[[], Executor]
+LIMITS = ServingLimits(max_model_len=512, max_num_reqs=6, max_num_batched_tokens=64)
+SPEC = AttentionSpec(block_size=16)
+
+
+def one_group(executor: Executor | str = "cpu") -> StagedBlockTables:
+    return StagedBlockTables(plan_groups(LIMITS, SPEC), device=executor)
+
+
+@on_twin_and_kernel
+def test_b1_more_than_a_row_holds_is_refused_before_any_launch(
+    executor_class: ExecutorClass,
+) -> None:
+    limits = ServingLimits(max_model_len=256, max_num_reqs=2, max_num_batched_tokens=8)
+    narrow = AttentionSpec(block_size=16)
+    wide = MambaSpec(block_size=8, mode="align")
+    layouts = plan_groups(limits, narrow, wide)
+    tables = StagedBlockTables(layouts, device=executor_class())
+    seventeen = list(range(100, 117))
+
+    with pytest.raises(RowOverflowError, match="row 0 holds 0 blocks in group 0 and gets 17"):
+        tables.append_block_ids(0, [seventeen, seventeen])
+    tables.append_block_ids(0, [[], seventeen])
+    found = tables.gather_block_tables(np.array([0, 1], np.int32), 2)
+
+    assert [layout.width for layout in layouts] == [16, 32]
+    assert not found[0].any()
+    assert columns(found[1], 0, 17) == seventeen
+    assert not found[1][1].any()
+
+
+def test_b7_each_group_counts_in_its_own_blocks() -> None:
+    sizes = [256, 64, 8, 4]
+    layouts = plan_groups(LIMITS, *(AttentionSpec(block_size=size) for size in sizes))
+    tables = StagedBlockTables(layouts, device="cpu")
+    ids = [list(range(1, 1 + layout.num_blocks(500))) for layout in layouts]
+    tables.append_block_ids(2, ids)
+
+    found = tables.step(batch_of([2], [[499]]))
+
+    assert [len(group) for group in ids] == [2, 8, 63, 125]
+    expected = [
+        [group[499 // size] * size + 499 % size] for group, size in zip(ids, sizes, strict=True)
+    ]
+    assert found.slot_mappings.tolist() == expected
+
+
+@on_twin_and_kernel
+def test_c1_padding_is_null_in_tables_and_minus_one_in_slots(executor_class: ExecutorClass) -> None:
+    tables = one_group(executor_class())
+    tables.append_block_ids(0, [[5, 6]])
+    tables.append_block_ids(1, [[7]])
+    tables.step(batch_of([0, 1], [[1, 2, 3], [4, 5]]))
+
+    found = tables.step(batch_of([1], [[4]], num_reqs_padded=4, num_tokens_padded=6))
+
+    (table,) = found.block_tables
+    assert columns(table, 0, 1) == [7]
+    assert not table[1:].any()
+    assert found.slot_mappings.tolist() == [[116, -1, -1, -1, -1, -1]]
+
+
+def test_c2_a_dummy_batch_after_a_request_left_reads_only_null_blocks() -> None:
+    tables = StagedBlockTables(plan_groups(LIMITS, MambaSpec(block_size=16)), device="cpu")
+    tables.append_block_ids(0, [[7]])
+    tables.step(batch_of([0], [[0]]))
+    tables.clear_row(0)
+
+    (states,) = tables.dummy_block_tables(4)
+
+    assert states[:, 0].tolist() == [0, 0, 0, 0]
+
+
+@on_twin_and_kernel
+def test_c7_a_nulled_prefix_is_null_at_once_and_stays_so(executor_class: ExecutorClass) -> None:
+    window = SlidingWindowSpec(block_size=32, window=128)
+    layouts = plan_groups(LIMITS, (window, 16))
+    tables = StagedBlockTables(layouts, device=executor_class())
+    tables.append_block_ids(0, [list(range(1, 9))])
+    tables.step(batch_of([0]))
+
+    tables.null_prefix(0, 0, 4)
+    (table,) = tables.step(batch_of([0])).block_tables
+    assert columns(table, 0, 16) == [0] * 8 + [10, 11, 12, 13, 14, 15, 16, 17]
+
+    tables.append_block_ids(0, [[20]])
+    tables.null_prefix(0, 0, 2)
+    found = tables.step(batch_of([0], [[127, 128]]))
+    assert columns(found.block_tables[0], 0, 18) == [0] * 8 + [
+        10,
+        11,
+        12,
+        13,
+        14,
+        15,
+        16,
+        17,
+        40,
+        41,
+    ]
+    assert found.slot_mappings.tolist() == [[PAD_SLOT, 160]]
+
+    tables.append_block_ids(0, [[30]], overwrite=True)
+    (table,) = tables.step(batch_of([0])).block_tables
+    assert columns(table, 0, 2) == [60, 61]
+
+
+def test_nulling_more_than_a_row_has_is_refused() -> None:
+    tables = one_group()
+    tables.append_block_ids(1, [[3, 4]])
+
+    with pytest.raises(RowOverflowError, match="cannot null 3 blocks of row 1 in group 0"):
+        tables.null_prefix(1, 0, 3)
+    with pytest.raises(InvalidEditError):
+        tables.null_prefix(1, 1, 1)
+    with pytest.raises(InvalidEditError):
+        tables.null_prefix(6, 0, 0)
+    with pytest.raises(InvalidEditError):
+        tables.null_prefix(1, 0, -1)
+
+
+@on_twin_and_kernel
+def test_c10_a_phantom_row_of_a_smaller_batch_is_null(executor_class: ExecutorClass) -> None:
+    tables = one_group(executor_class())
+    for row in range(4):
+        tables.append_block_ids(row, [[10 + row, 20 + row]])
+    tables.step(batch_of([0, 1, 2, 3], [range(4)] * 4))
+
+    found = tables.step(
+        batch_of([0, 1, 2], [range(4)] * 3, num_reqs_padded=4, num_tokens_padded=16)
+    )
+
+    assert not found.block_tables[0][3].any()
+    assert found.slot_mappings[0, 12:].tolist() == [PAD_SLOT] * 4
+
+
+def test_d2_ids_are_expanded_on_the_device() -> None:
+    limits = ServingLimits(max_model_len=512, max_num_reqs=1, max_num_batched_tokens=8)
+    tables = StagedBlockTables(
+        plan_groups(limits, (AttentionSpec(block_size=128), 64)), device="cpu"
+    )
+    tables.append_block_ids(0, [[7, 3]])
+
+    (table,) = tables.gather_block_tables(np.zeros(1, np.int32), 1)
+
+    assert columns(table, 0, 4) == [14, 15, 6, 7]
+
+
+@pytest.mark.parametrize("drafts", [pytest.param(k, id=f"E10-k{k}") for k in range(1, 7)])
+def test_e10_the_slot_buffer_has_exactly_the_limit(drafts: int) -> None:
+    most = 80 + 12 * (drafts - 1)
+    limits = ServingLimits(
+        max_model_len=64,
+        max_num_reqs=12,
+        max_num_batched_tokens=most,
+        num_speculative_tokens=drafts,
+    )
+    tables = StagedBlockTables(plan_groups(limits, SPEC), device="cpu")
+
+    assert tables.dummy_slot_mappings(most).shape == (1, most)
+    with pytest.raises(
+        InvalidEditError, match=f"num_tokens_padded must be an int in 0..{most}, not"
+    ):
+        tables.dummy_slot_mappings(most + 1)
+
+
+def test_f11_padded_counts_above_the_limits_are_refused() -> None:
+    tables = one_group()
+    tables.append_block_ids(0, [[1]])
+
+    for bad in (
+        batch_of([0], [[0]], num_tokens_padded=65),
+        batch_of([0], [[0]], num_tokens_padded=-1),
+        batch_of([0], [[0]], num_reqs_padded=7),
+        batch_of([0, 0], [[0], []], num_reqs_padded=1),
+    ):
+        with pytest.raises(InvalidEditError):
+            tables.step(bad)
+
+    assert columns(tables.step(batch_of([0], [[0]])).block_tables[0], 0, 1) == [1]
+
+
+@on_twin_and_kernel
+def test_g2_a_resumed_request_replaces_its_row(executor_class: ExecutorClass) -> None:
+    tables = one_group(executor_class())
+    tables.append_block_ids(0, [[4, 5, 6]])
+    tables.step(batch_of([0]))
+
+    tables.append_block_ids(0, [[9]], overwrite=True)
+    (table,) = tables.step(batch_of([0])).block_tables
+    assert columns(table, 0, 1) == [9]
+
+    tables.append_block_ids(0, [[]], overwrite=True)
+    (table,) = tables.step(batch_of([0])).block_tables
+    assert not table.any()
+
+
+@on_twin_and_kernel
+def test_g6_edits_of_a_row_in_one_step_apply_in_order(executor_class: ExecutorClass) -> None:
+    layouts = plan_groups(LIMITS, SPEC, (SPEC, 4), MambaSpec(block_size=16))
+    tables = StagedBlockTables(layouts, device=executor_class())
+    tables.append_block_ids(3, [[1, 2, 3, 4, 5], [6], []])
+    tables.append_block_ids(3, [[7], [8, 9], []], overwrite=True)
+    tables.append_block_ids(3, [[10, 11], [], []])
+
+    found = tables.step(batch_of([3], [[0, 16, 47, 48]]))
+
+    assert columns(found.block_tables[0], 0, 3) == [7, 10, 11]
+    assert columns(found.block_tables[1], 0, 8) == [32, 33, 34, 35, 36, 37, 38, 39]
+    assert not found.block_tables[2].any()
+    assert found.slot_mappings[0].tolist() == [112, 160, 191, PAD_SLOT]
+
+
+@on_twin_and_kernel
+def test_g6_one_edit_may_bring_more_ids_than_a_tile(executor_class: ExecutorClass) -> None:
+    limits = ServingLimits(max_model_len=3000, max_num_reqs=1, max_num_batched_tokens=8)
+    spec = AttentionSpec(block_size=2, token_alignment=None)
+    layouts = plan_groups(limits, spec, (spec, 1))
+    tables = StagedBlockTables(layouts, device=executor_class())
+    ids = list(range(1, 1501))
+
+    tables.append_block_ids(0, [ids, ids])
+    plain, split = tables.step(batch_of([0])).block_tables
+
+    assert plain[0].tolist() == ids
+    assert split[0].tolist() == layouts[1].expand(ids)
+
+
+def test_g7_nothing_to_do_is_not_launched() -> None:
+    executor = CheckedExecutor()
+    tables = one_group(executor)
+
+    tables.apply_staged_writes()
+    tables.stage(np.empty(0, np.int32), np.empty((0, 1), np.int32), np.empty(0, np.int32))
+    tables.step(batch_of([], num_reqs_padded=3, num_tokens_padded=5))
+    tables.gather_block_tables(np.empty(0, np.int32), 0)
+    tables.dummy_slot_mappings(4)
+
+    assert executor.counts.launches == executor.counts.copies == 0
+
+
+def test_g7_no_groups_give_empty_results() -> None:
+    tables = StagedBlockTables([], device="cpu")
+    tables.append_block_ids(0, [])
+    tables.apply_staged_writes()
+    tables.clear_row(0)
+    tables.warmup()
+
+    found = tables.step(batch_of([0], [[1, 2]], num_reqs_padded=3, num_tokens_padded=9))
+
+    assert found.block_tables == ()
+    assert found.slot_mappings.shape == (0, 9)
+    assert tables.gather_block_tables(np.zeros(1, np.int32), 2) == ()
+    assert tables.dummy_block_tables(5) == ()
+    assert tables.dummy_slot_mappings(4).shape == (0, 4)
+    tables.invalidate()
+    tables.rebind()
+
+
+def test_h7_addresses_and_strides_never_change() -> None:
+    layouts = plan_groups(LIMITS, SPEC, (SPEC, 4))
+    tables = StagedBlockTables(layouts, device="cpu")
+
+    def seen(tensors: tuple[torch.Tensor, ...]) -> list[tuple[int, tuple[int, ...], int]]:
+        return [(tensor.data_ptr(), tensor.stride(), tensor.shape[1]) for tensor in tensors]
+
+    dummy_tables, dummy_slots = tables.dummy_block_tables(6), tables.dummy_slot_mappings(64)
+    tables.append_block_ids(0, [list(range(1, 30)), list(range(1, 30))])
+    grown = tables.step(batch_of([0, 1], [[1], []], num_reqs_padded=4, num_tokens_padded=64))
+    tables.invalidate()
+    tables.rebind()
+    shrunk = tables.step(batch_of([1], [[]], num_reqs_padded=6, num_tokens_padded=64))
+
+    assert seen(dummy_tables) == seen(grown.block_tables) == seen(shrunk.block_tables)
+    assert dummy_slots.data_ptr() == grown.slot_mappings.data_ptr()
+    assert dummy_slots.stride() == grown.slot_mappings.stride() == shrunk.slot_mappings.stride()
+    assert all(row.is_contiguous() for row in grown.slot_mappings)
+
+
+def test_every_table_starts_on_256_bytes() -> None:
+    limits = ServingLimits(max_model_len=37, max_num_reqs=3, max_num_batched_tokens=5)
+    spec = AttentionSpec(block_size=1, token_alignment=None)
+    storage = StagedBlockTables(plan_groups(limits, spec, spec, spec), device="cpu")._engine.storage
+
+    for group in range(3):
+        offset = storage.table(storage.batch, group).storage_offset()
+        assert offset * storage.batch.element_size() % 256 == 0
+        slots = storage.slot_mappings(5)[group]
+        assert slots.storage_offset() * slots.element_size() % 256 == 0
+
+
+@on_twin_and_kernel
+def test_dummy_batches_leave_the_rows_of_requests_alone(executor_class: ExecutorClass) -> None:
+    tables = one_group(executor_class())
+    tables.append_block_ids(2, [[5, 6]])
+    before = tables.step(batch_of([2], [[3]]))
+    storage = tables._engine.storage
+    rows, expected = storage.rows.clone(), before.block_tables[0].clone()
+
+    (dummy,) = tables.dummy_block_tables(6)
+    dummy_slots = tables.dummy_slot_mappings(64)
+
+    assert not dummy.any()
+    assert (dummy_slots == PAD_SLOT).all()
+    assert torch.equal(storage.rows, rows)
+    assert torch.equal(tables.step(batch_of([2], [[3]])).block_tables[0], expected)
+
+
+def test_a_refused_stage_changes_nothing_for_any_group() -> None:
+    layouts = plan_groups(LIMITS, SPEC, SPEC)
+    tables = StagedBlockTables(layouts, device="cpu", num_blocks=[100, 50])
+    rows = np.array([0, 1], np.int32)
+    counts = np.ones((2, 2), np.int32)
+    good = np.array([99, 49, 1, 2], np.int32)
+    bad_ids = [[99, 49, 1, 50], [100, 1, 1, 1], [-1, 1, 1, 1]]
+
+    for ids in bad_ids:
+        with pytest.raises(InvalidEditError, match="block id"):
+            tables.stage(rows, counts, np.array(ids, np.int32))
+        with pytest.raises(InvalidEditError, match="block id"):
+            tables.append_block_ids(0, [ids[:1], ids[1:2]] if ids[0] != 99 else [[1], [50]])
+    for bad_rows in ([0, 6], [-1, 0]):
+        with pytest.raises(InvalidEditError, match="row"):
+            tables.stage(np.array(bad_rows, np.int32), counts, good)
+    with pytest.raises(InvalidEditError, match="no count"):
+        tables.stage(rows, np.array([[1, 1], [3, -1]], np.int32), good)
+    tables.apply_staged_writes()
+    assert not tables._engine.storage.rows.any()
+
+    tables.stage(rows, counts, good)
+    first, second = tables.gather_block_tables(rows, 2)
+    assert first[:, 0].tolist() == [99, 1]
+    assert second[:, 0].tolist() == [49, 2]
+
+
+def test_repeats_in_one_call_that_overflow_together_are_refused_together() -> None:
+    tables = one_group()
+    rows = np.array([0, 1, 0], np.int32)
+    counts = np.array([[20], [1], [20]], np.int32)
+
+    with pytest.raises(RowOverflowError):
+        tables.stage(rows, counts, np.ones(41, np.int32))
+    tables.apply_staged_writes()
+
+    assert not tables._engine.storage.rows.any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts", "ids"),
+    [
+        pytest.param(
+            np.zeros(1, np.int64), np.ones((1, 1), np.int32), np.ones(1, np.int32), id="rows-int64"
+        ),
+        pytest.param(
+            np.zeros(1, np.int32), np.ones(1, np.int32), np.ones(1, np.int32), id="flat-counts"
+        ),
+        pytest.param(
+            np.zeros(1, np.int32), np.ones((1, 2), np.int32), np.ones(2, np.int32), id="two-groups"
+        ),
+        pytest.param(
+            np.zeros(1, np.int32),
+            np.ones((1, 1), np.int32),
+            np.ones(2, np.int32),
+            id="an-id-too-many",
+        ),
+        pytest.param(np.zeros(1, np.int32), np.ones((1, 1), np.int32), np.ones(1), id="float-ids"),
+        pytest.param([0], np.ones((1, 1), np.int32), np.ones(1, np.int32), id="a-list"),
+        pytest.param(
+            torch.zeros(1, dtype=torch.int32, device="meta"),
+            np.ones((1, 1), np.int32),
+            np.ones(1, np.int32),
+            id="not-on-the-host",
+        ),
+    ],
+)
+def test_arrays_of_another_form_are_refused(
+    rows: np.ndarray[tuple[int], np.dtype[np.int32]],
+    counts: np.ndarray[tuple[int, int], np.dtype[np.int32]],
+    ids: np.ndarray[tuple[int], np.dtype[np.int32]],
+) -> None:
+    with pytest.raises(WidthMismatchError):
+        one_group().stage(rows, counts, ids)
+
+
+@pytest.mark.parametrize(
+    "block_ids",
+    [
+        pytest.param([], id="no-group"),
+        pytest.param([[1], [2]], id="two-groups"),
+        pytest.param([[1.5]], id="float"),
+        pytest.param([[True]], id="bool"),
+        pytest.param([["1"]], id="text"),
+        pytest.param([[2**40]], id="past-int32"),
+        pytest.param([[2**70]], id="past-int64"),
+        pytest.param([[2**63]], id="uint64"),
+        pytest.param([[[1, 2]]], id="nested"),
+        pytest.param([1], id="no-sequence"),
+        pytest.param(5, id="an-int"),
+    ],
+)
+def test_block_ids_that_are_none_are_refused(block_ids: list[list[int]]) -> None:
+    with pytest.raises(InvalidEditError):
+        one_group().append_block_ids(0, block_ids)
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(bad, id=str(bad)) for bad in (-1, 6, True, 1.0, "0", None, 2**40)]
+)
+def test_rows_that_are_none_are_refused(row: int) -> None:
+    tables = one_group()
+    with pytest.raises(InvalidEditError):
+        tables.append_block_ids(row, [[1]])
+    with pytest.raises(InvalidEditError):
+        tables.clear_row(row)
+    with pytest.raises(InvalidEditError):
+        tables.null_prefix(row, 0, 0)
+
+
+def test_numpy_integers_are_rows_and_ids() -> None:
+    tables = one_group()
+    tables.append_block_ids(int(np.int64(1)), [np.array([3, 4], np.int64)])  # type: ignore[list-item]
+
+    (table,) = tables.gather_block_tables(np.array([1], np.int32), 1)
+
+    assert columns(table, 0, 2) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        pytest.param(batch_of([6]), InvalidEditError, id="row-past-the-table"),
+        pytest.param(batch_of([-2]), InvalidEditError, id="below-padding"),
+        pytest.param(
+            batch_of([0])._replace(idx_mapping=np.zeros(1, np.int64)),
+            WidthMismatchError,
+            id="int64-rows",
+        ),
+        pytest.param(
+            batch_of([0], [[1]])._replace(query_start_loc=np.zeros(2, np.int64)),
+            WidthMismatchError,
+            id="int64-starts",
+        ),
+        pytest.param(
+            batch_of([0], [[1]])._replace(query_start_loc=np.zeros(3, np.int32)),
+            WidthMismatchError,
+            id="a-start-too-many",
+        ),
+        pytest.param(
+            batch_of([0], [[1]])._replace(positions=np.zeros(1, np.int32)),
+            WidthMismatchError,
+            id="int32-positions",
+        ),
+        pytest.param(
+            batch_of([0], [[1]])._replace(positions=np.zeros(0, np.int64)),
+            InvalidEditError,
+            id="a-position-missing",
+        ),
+        pytest.param(
+            batch_of([0], [[1]])._replace(
+                positions=torch.zeros(1, dtype=torch.int64, device="meta")
+            ),
+            WidthMismatchError,
+            id="another-device",
+        ),
+    ],
+)
+def test_a_refused_batch_leaves_the_tables_as_they_were(
+    batch: StepBatch, error: type[Exception]
+) -> None:
+    tables = one_group()
+    tables.append_block_ids(0, [[3]])
+    tables.step(batch_of([0], [[0]]))
+    tables.append_block_ids(0, [[4]])
+    seen = tables._engine.storage.batch.clone()
+
+    with pytest.raises(error):
+        tables.step(batch)
+
+    assert torch.equal(tables._engine.storage.batch, seen)
+    found = tables.step(batch_of([0], [[17]]))
+    assert columns(found.block_tables[0], 0, 2) == [3, 4]
+    assert found.slot_mappings.tolist() == [[65]]
+
+
+def test_layouts_of_different_limits_do_not_mix() -> None:
+    other = ServingLimits(max_model_len=513, max_num_reqs=6, max_num_batched_tokens=64)
+
+    with pytest.raises(InvalidSpecError, match="same limits"):
+        StagedBlockTables([*plan_groups(LIMITS, SPEC), *plan_groups(other, SPEC)], device="cpu")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"max_steps_in_flight": 0}, id="no-step"),
+        pytest.param({"max_steps_in_flight": True}, id="bool"),
+        pytest.param({"num_blocks": [1, 2]}, id="two-pools"),
+        pytest.param({"num_blocks": [0]}, id="no-block"),
+        pytest.param({"num_blocks": ["9"]}, id="text"),
+        pytest.param({"device": "meta"}, id="meta"),
+        pytest.param({"device": "nowhere"}, id="no-device"),
+    ],
+)
+def test_bad_arguments_of_the_tables_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidSpecError):
+        StagedBlockTables(plan_groups(LIMITS, SPEC), **{"device": "cpu", **options})  # type: ignore[arg-type]
+
+
+def test_tables_hold_the_very_layouts() -> None:
+    layouts = plan_groups(LIMITS, SPEC, SPEC)
+
+    found = StagedBlockTables(layouts, device="cpu").layouts
+
+    assert all(ours is theirs for ours, theirs in zip(found, layouts, strict=True))
+
+
+def test_rebind_keeps_what_memory_kept_and_clears_the_rest() -> None:
+    tables = one_group()
+    tables.append_block_ids(0, [[5, 6, 7]])
+    tables.null_prefix(0, 0, 1)
+    tables.step(batch_of([0]))
+    storage = tables._engine.storage
+    address = storage.groups.data_ptr()
+    storage.groups.fill_(-1)
+    storage.batch.fill_(123)
+    storage.slots.fill_(123)
+    storage.table(storage.rows, 0)[:, 3:] = 123
+    storage.table(storage.rows, 0)[:, 0] = 123
+
+    tables.rebind()
+    tables.append_block_ids(0, [[8]])
+    found = tables.step(batch_of([0], [[17, 48]], num_reqs_padded=6, num_tokens_padded=64))
+
+    assert storage.groups.data_ptr() == address
+    assert columns(found.block_tables[0], 0, 4) == [0, 6, 7, 8]
+    assert not found.block_tables[0][1:].any()
+    assert found.slot_mappings[0].tolist() == [97, 128] + [PAD_SLOT] * 62
+
+
+class FailingExecutor(CheckedExecutor):
+    """A device whose next launch can be told to fail."""
+
+    fails = False
+
+    def step_launch(self, storage: object) -> Callable[..., None]:
+        inner = super().step_launch(storage)  # type: ignore[arg-type]
+
+        def launch(*arguments: object) -> None:
+            if self.fails:
+                raise RuntimeError("launch failed")
+            inner(*arguments)  # type: ignore[arg-type]
+
+        return launch
+
+
+def test_a_failed_launch_loses_no_edit() -> None:
+    executor = FailingExecutor()
+    tables = one_group(executor)
+    tables.append_block_ids(0, [[3]])
+    tables.step(batch_of([0]))
+    tables.append_block_ids(0, [[4]])
+    tables.append_block_ids(1, [[9]])
+    executor.fails = True
+
+    with pytest.raises(RuntimeError, match="launch failed"):
+        tables.step(batch_of([1, 0]))
+    executor.fails = False
+    (table,) = tables.step(batch_of([0, 1])).block_tables
+
+    assert columns(table, 0, 2) == [3, 4]
+    assert columns(table, 1, 1) == [9]

@@ -1,0 +1,152 @@
+"""Promise 7: a step costs what changed and its tokens, whatever the context and the width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.support.executors import CheckedExecutor, Counts
+from tests.support.tables import batch_of, plan_groups
+
+from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
+from bt_width import AttentionSpec, MambaSpec, ServingLimits
+
+REQUESTS = 256
+STEADY_ROWS = 4
+
+
+def tables_of_width(width: int) -> tuple[StagedBlockTables, CheckedExecutor]:
+    limits = ServingLimits(
+        max_model_len=64 * width, max_num_reqs=REQUESTS, max_num_batched_tokens=8192
+    )
+    executor = CheckedExecutor()
+    spec = AttentionSpec(block_size=64)
+    return StagedBlockTables(plan_groups(limits, spec, spec, spec), device=executor), executor
+
+
+def decode_batch() -> StepBatch:
+    return batch_of(range(REQUESTS), [[1000]] * REQUESTS)
+
+
+def stage(
+    tables: StagedBlockTables, num_rows: int, blocks: int, *, overwrite: bool = False
+) -> None:
+    counts = np.full((num_rows, 3), blocks, np.int32)
+    ids = np.arange(1, 1 + counts.sum(), dtype=np.int32)
+    tables.stage(np.arange(num_rows, dtype=np.int32), counts, ids, overwrite=overwrite)
+
+
+def cost_of(executor: CheckedExecutor, tables: StagedBlockTables, batch: StepBatch) -> Counts:
+    executor.counts = Counts()
+    tables.step(batch)
+    return replace(executor.counts)
+
+
+@pytest.mark.parametrize("width", [2048, 16_384])
+def test_a_step_is_one_copy_and_one_launch(width: int) -> None:
+    tables, executor = tables_of_width(width)
+    batch = decode_batch()
+    stage(tables, REQUESTS, 16)
+
+    first = cost_of(executor, tables, batch)
+    stage(tables, STEADY_ROWS, 1)
+    steady = cost_of(executor, tables, batch)
+    idle = cost_of(executor, tables, batch)
+
+    for counts in (first, steady, idle):
+        assert (counts.copies, counts.launches) == (1, 1)
+    assert steady.bytes_sent <= 8192
+    # one column in the row and one in the batch row that mirrors it
+    assert steady.elements_written == STEADY_ROWS * 3 * 2
+    assert idle.elements_written == 0
+    assert idle.programs == 2 * 3
+    assert steady.programs == 2 * 3 + STEADY_ROWS * 3
+
+
+def test_the_width_changes_nothing_of_a_step() -> None:
+    def costs(width: int) -> list[Counts]:
+        tables, executor = tables_of_width(width)
+        batch = decode_batch()
+        stage(tables, REQUESTS, 16)
+        found = [cost_of(executor, tables, batch)]
+        for num_rows, blocks in ((STEADY_ROWS, 1), (REQUESTS, 1), (1, 1500), (0, 0)):
+            stage(tables, num_rows, blocks, overwrite=blocks > 1)
+            found.append(cost_of(executor, tables, batch))
+        return found
+
+    assert costs(2048) == costs(16_384)
+
+
+def test_a_long_context_costs_no_more_than_a_short_one() -> None:
+    found = []
+    for blocks in (3, 1500):
+        tables, executor = tables_of_width(2048)
+        stage(tables, REQUESTS, blocks)
+        cost_of(executor, tables, decode_batch())
+        stage(tables, STEADY_ROWS, 1)
+        found.append(cost_of(executor, tables, decode_batch()))
+
+    assert found[0] == found[1]
+
+
+def test_only_rows_that_moved_are_copied() -> None:
+    tables, executor = tables_of_width(2048)
+    stage(tables, REQUESTS, 16)
+    order = list(range(100))
+    cost_of(executor, tables, batch_of(order))
+    order[7], order[50] = order[50], order[7]
+
+    swapped = cost_of(executor, tables, batch_of(order))
+    left = cost_of(executor, tables, batch_of(order[:99]))
+
+    assert swapped.elements_written == 2 * 16 * 3
+    assert left.elements_written == 1 * 16 * 3
+
+
+def test_padding_costs_the_previous_step_and_not_the_buffer() -> None:
+    tables, executor = tables_of_width(2048)
+    stage(tables, REQUESTS, 1)
+    cost_of(executor, tables, batch_of([0], [range(3000)]))
+
+    after_prefill = cost_of(executor, tables, batch_of([0], [[3000]], num_tokens_padded=8192))
+    after_decode = cost_of(executor, tables, batch_of([0], [[3001]], num_tokens_padded=8192))
+
+    assert after_prefill.programs == 24 * 3
+    assert after_decode.programs == 1 * 3
+
+
+def test_edits_of_one_row_are_written_once() -> None:
+    tables, executor = tables_of_width(2048)
+    for _ in range(5):
+        tables.append_block_ids(3, [[7], [8], [9]])
+    tables.append_block_ids(3, [[1], [2], [3]], overwrite=True)
+
+    tables.apply_staged_writes()
+
+    assert executor.counts.elements_written == 3
+    assert executor.counts.launches == 1
+
+
+def test_a_commit_sends_the_dirty_span_of_each_row() -> None:
+    limits = ServingLimits(max_model_len=64 * 2048, max_num_reqs=256, max_num_batched_tokens=256)
+    executor = CheckedExecutor()
+    layouts = plan_groups(
+        limits,
+        AttentionSpec(block_size=64),
+        (AttentionSpec(block_size=64), 16),
+        MambaSpec(block_size=64),
+    )
+    tables = MultiGroupBlockTable(layouts, device=executor)
+    for row in range(256):
+        tables.append_row([list(range(1, 101)), list(range(1, 101)), [row + 1]], row)
+    tables.commit(256)
+    executor.counts = Counts()
+
+    for row in range(STEADY_ROWS):
+        tables.append_row([[5], [6], []], row)
+    tables.commit(256)
+
+    assert (executor.counts.copies, executor.counts.launches) == (1, 1)
+    assert executor.counts.bytes_sent <= 2048
+    assert executor.counts.elements_written == STEADY_ROWS * (1 + 4)
