@@ -15,6 +15,7 @@ from tests.support.engine_runs import (
     ALIGNED_CHUNKED,
     CHUNKED,
     DRAFTED,
+    DRAFTED_ALIGNED,
     LATE,
     TOGETHER,
     Run,
@@ -36,7 +37,9 @@ WAYS = [
     pytest.param(DRAFTED, id="drafted"),
 ]
 # no more than the longest request needs: 52 tokens in blocks of 8
-SCARCE = replace(CHUNKED, num_blocks=1 + 7, options=ALIGNED_CHUNKED.options)
+SCARCE = replace(CHUNKED, num_blocks=1 + 7)
+# and of states, that of the last token and what a step may move on from it
+SCARCE_STATES = replace(ALIGNED_CHUNKED, num_blocks=1 + 4)
 
 
 class Oracle:
@@ -86,10 +89,14 @@ def test_tokens_equal_generate(oracle: Oracle, family: str, way: Way) -> None:
     assert run.outputs == oracle.expected(family, torch.float64)
 
 
-@pytest.mark.parametrize("family", FAMILIES[:3])
-def test_preempted_requests_equal_generate(oracle: Oracle, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [*[(family, SCARCE) for family in FAMILIES[:3]], ("mamba2", SCARCE_STATES)],
+    ids=FAMILIES,
+)
+def test_preempted_requests_equal_generate(oracle: Oracle, family: str, way: Way) -> None:
     """Requests that lost their blocks and started over give the same tokens."""
-    run = oracle.serve(family, torch.float64, SCARCE)
+    run = oracle.serve(family, torch.float64, way)
 
     assert run.num_preemptions > 0
     assert run.outputs == oracle.expected(family, torch.float64)
@@ -134,8 +141,12 @@ def test_bfloat16_layers_lie_within_a_fiftieth_of_their_range(
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_change_no_token(oracle: Oracle, family: str, acceptance: float) -> None:
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [*[(family, DRAFTED) for family in FAMILIES], ("mamba2", DRAFTED_ALIGNED)],
+    ids=[*FAMILIES, "mamba2-aligned"],
+)
+def test_drafts_change_no_token(oracle: Oracle, family: str, way: Way, acceptance: float) -> None:
     """With drafts that are wrong, right or both, the tokens are those of ``generate``."""
     expected = oracle.expected(family, torch.float64)
     drafter = SpoiledDrafter(
@@ -143,7 +154,7 @@ def test_drafts_change_no_token(oracle: Oracle, family: str, acceptance: float) 
     )
     config, weights = oracle.model(family, torch.float64)
 
-    run = serve(DRAFTED.engine(config, weights, drafter), prompts(), NUM_NEW)
+    run = serve(way.engine(config, weights, drafter), prompts(), NUM_NEW)
 
     found = engine_differences(run, oracle.transformers(family, torch.float64))
 

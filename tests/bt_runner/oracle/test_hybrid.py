@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.engine_oracle import engine_differences
-from tests.support.engine_runs import ALIGNED, CHUNKED, DRAFTED, Way, serve
+from tests.support.engine_runs import ALIGNED, CHUNKED, DRAFTED, DRAFTED_ALIGNED, Way, serve
 from tests.support.hf_hybrid import hybrid_of_transformers
 from tests.support.hf_recording import greedy, record
 from tests.support.oracle import differences
@@ -60,6 +60,7 @@ def test_hybrid_equals_transformers_layers(dtype: torch.dtype) -> None:
         pytest.param(CHUNKED_16, id="chunked"),
         pytest.param(replace(CHUNKED_16, num_blocks=1 + 20, options=ALIGNED.options), id="aligned"),
         pytest.param(DRAFTED, id="drafted"),
+        pytest.param(DRAFTED_ALIGNED, id="drafted-aligned"),
     ],
 )
 def test_engine_equals_transformers_layers(way: Way) -> None:
