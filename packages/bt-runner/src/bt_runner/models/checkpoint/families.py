@@ -1,27 +1,14 @@
-"""From a checkpoint's fields to a model's configuration, one family after another."""
+"""From a checkpoint's fields to a model's configuration: which families there are."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from bt_runner.errors import BadInputError
+from bt_runner.models.checkpoint.deepseek import deepseek_config
 from bt_runner.models.checkpoint.fields import Fields
-from bt_runner.models.config import (
-    MLA,
-    MLP,
-    AttentionLayer,
-    MambaLayer,
-    ModelConfig,
-    MoE,
-    SelectAll,
-    Selection,
-    SelectShared,
-    SelectTopK,
-    TensorNames,
-)
-from bt_runner.models.rope import Rope, Yarn
-
-_INFINITE = (float("inf"), {"__float__": "Infinity"})
+from bt_runner.models.checkpoint.mamba2 import mamba2_config
+from bt_runner.models.config import ModelConfig
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -46,176 +33,12 @@ def config_of(fields: Fields) -> ModelConfig:
     family = fields.get("model_type", str)
     match family:
         case "deepseek_v3" | "deepseek_v32" | "glm_moe_dsa":
-            return _deepseek(fields, family)
+            return deepseek_config(fields, family)
         case "mamba2":
-            return _mamba2(fields)
+            return mamba2_config(fields)
         case _:
             raise BadInputError(
                 f"{family} models are not built here; deepseek_v3, deepseek_v32, glm_moe_dsa and "
                 "mamba2 are",
                 model_type=family,
             )
-
-
-def _deepseek(fields: Fields, family: str) -> ModelConfig:
-    fields.only("moe_layer_freq", 1)
-    fields.only("scoring_func", "sigmoid")
-    fields.only("topk_method", "noaux_tc")
-    num_layers = fields.count("num_hidden_layers")
-    fields.only("layer_types", ["indexed_attention"] * num_layers)
-    heads = fields.count("num_attention_heads")
-    fields.only("num_key_value_heads", heads)
-    mla = MLA(
-        num_heads=heads,
-        q_lora_rank=fields.count("q_lora_rank"),
-        kv_lora_rank=fields.count("kv_lora_rank"),
-        nope_dim=fields.count("qk_nope_head_dim"),
-        v_dim=fields.count("v_head_dim"),
-        rope=_rope(fields, interleaved=fields.get("rope_interleave", bool, True)),
-        has_bias=fields.get("attention_bias", bool, False),
-    )
-    mlp = MLP(intermediate_size=fields.count("intermediate_size"))
-    moe = _moe(fields)
-    kinds = fields.texts("mlp_layer_types", num_layers, ("dense", "sparse"))
-    num_dense = fields.get("first_k_dense_replace", int, 3)
-    layers = [
-        AttentionLayer(
-            mla=mla,
-            selection=selection,
-            feed_forward=moe
-            if (kinds[index] == "sparse" if kinds else index >= num_dense)
-            else mlp,
-        )
-        for index, selection in enumerate(_selections(fields, family, num_layers))
-    ]
-    return ModelConfig(
-        vocab_size=fields.count("vocab_size"),
-        hidden_size=fields.count("hidden_size"),
-        layers=tuple(layers),
-        norm_eps=fields.get("rms_norm_eps", float, 1e-5 if family == "glm_moe_dsa" else 1e-6),
-        max_positions=fields.count("max_position_embeddings"),
-        stop_token_ids=_stop_tokens(fields),
-        names=_names(fields, TensorNames()),
-    )
-
-
-def _moe(fields: Fields) -> MoE:
-    return MoE(
-        num_experts=fields.count("n_routed_experts"),
-        top_k=fields.count("num_experts_per_tok"),
-        intermediate_size=fields.count("moe_intermediate_size"),
-        num_groups=fields.count("n_group", 1),
-        top_groups=fields.count("topk_group", 1),
-        normalize_weights=fields.get("norm_topk_prob", bool, True),
-        routed_scale=fields.get("routed_scaling_factor", float, 1.0),
-        num_shared=fields.count("n_shared_experts", 1),
-    )
-
-
-def _rope(fields: Fields, *, interleaved: bool) -> Rope:
-    # newer files hold all of it in one field; older ones keep theta outside
-    scaling = fields.raw("rope_parameters") or fields.raw("rope_scaling") or {}
-    rope = Fields.of(scaling, "rope_parameters")
-    kind = rope.get("rope_type", str, rope.get("type", str, "default"))
-    theta = rope.get("rope_theta", float, fields.get("rope_theta", float, 10_000.0))
-    yarn = None
-    if kind == "yarn":
-        rope.only("truncate", True)
-        rope.only("attention_factor")
-        yarn = Yarn(
-            factor=rope.get("factor", float),
-            original_max_positions=rope.count("original_max_position_embeddings"),
-            beta_fast=rope.get("beta_fast", float, 32.0),
-            beta_slow=rope.get("beta_slow", float, 1.0),
-            mscale=rope.get("mscale", float, 0.0),
-            mscale_all_dim=rope.get("mscale_all_dim", float, 0.0),
-        )
-    elif kind != "default":
-        raise BadInputError(
-            f"rope_type {kind!r} is not built here; default and yarn are", kind=kind
-        )
-    dim = fields.count("qk_rope_head_dim")
-    return Rope(dim=dim, theta=theta, interleaved=interleaved, yarn=yarn)
-
-
-def _selections(fields: Fields, family: str, num_layers: int) -> list[Selection]:
-    if family == "deepseek_v3":
-        return [SelectAll()] * num_layers
-    is_glm = family == "glm_moe_dsa"
-    indexer = SelectTopK(
-        num_heads=fields.count("index_n_heads"),
-        head_dim=fields.count("index_head_dim"),
-        topk=fields.count("index_topk"),
-        rope=_rope(fields, interleaved=fields.get("indexer_rope_interleave", bool, is_glm)),
-    )
-    kinds = _indexer_kinds(fields, num_layers) if is_glm else ("full",) * num_layers
-    return [SelectShared() if kind == "shared" else indexer for kind in kinds]
-
-
-def _indexer_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
-    """Return "full" or "shared" per layer: listed, as a pattern of letters, or every so many."""
-    kinds = fields.texts("indexer_types", num_layers, ("full", "shared"))
-    if kinds is not None:
-        return kinds
-    letters = fields.texts("index_topk_pattern", num_layers, ("F", "S"))
-    if letters is not None:
-        return tuple("shared" if letter == "S" else "full" for letter in letters)
-    freq = fields.count("index_topk_freq", 1)
-    offset = fields.get("index_skip_topk_offset", int, 2)
-    return tuple(
-        "shared" if max(layer - offset + 1, 0) % freq else "full" for layer in range(num_layers)
-    )
-
-
-def _mamba2(fields: Fields) -> ModelConfig:
-    limits = fields.raw("time_step_limit")
-    # a limited step is limited in the prompt only, by the code these models come with
-    if limits is not None and not (
-        isinstance(limits, list) and limits[0] == 0 and limits[1] in _INFINITE
-    ):
-        raise BadInputError(f"time_step_limit {limits} is not built here; [0, Infinity] is")
-    hidden = fields.count("hidden_size")
-    layer = MambaLayer(
-        num_heads=fields.count("num_heads"),
-        head_dim=fields.count("head_dim"),
-        state_size=fields.count("state_size"),
-        num_groups=fields.count("n_groups"),
-        conv_kernel=fields.count("conv_kernel", 4),
-        has_bias=fields.get("use_bias", bool, False),
-        has_conv_bias=fields.get("use_conv_bias", bool, True),
-    )
-    fields.only("expand", layer.inner_size / hidden)
-    names = TensorNames(
-        embedding="backbone.embeddings.weight",
-        layers="backbone.layers",
-        final_norm="backbone.norm_f.weight",
-    )
-    return ModelConfig(
-        vocab_size=fields.count("vocab_size"),
-        hidden_size=hidden,
-        layers=(layer,) * fields.count("num_hidden_layers"),
-        norm_eps=fields.get("layer_norm_epsilon", float, 1e-5),
-        # a state has no length; the text may be as long as the loop allows
-        max_positions=2**31 - 1,
-        stop_token_ids=_stop_tokens(fields),
-        float32_residual=fields.get("residual_in_fp32", bool, True),
-        names=_names(fields, names),
-    )
-
-
-def _names(fields: Fields, names: TensorNames) -> TensorNames:
-    if not fields.get("tie_word_embeddings", bool, False):
-        return names
-    return TensorNames(
-        embedding=names.embedding,
-        layers=names.layers,
-        final_norm=names.final_norm,
-        head=names.embedding,
-    )
-
-
-def _stop_tokens(fields: Fields) -> tuple[int, ...]:
-    value = fields.raw("eos_token_id")
-    if isinstance(value, list):
-        return tuple(int(token) for token in value)
-    return () if value is None else (fields.get("eos_token_id", int),)

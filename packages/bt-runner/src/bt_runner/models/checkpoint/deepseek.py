@@ -1,0 +1,131 @@
+"""DeepSeek-V3, DeepSeek-V3.2 and GLM: latent attention, experts, and indexers."""
+
+from __future__ import annotations
+
+from bt_runner.errors import BadInputError
+from bt_runner.models.checkpoint.fields import Fields
+from bt_runner.models.checkpoint.shared import stop_tokens, tensor_names
+from bt_runner.models.config import (
+    MLA,
+    MLP,
+    AttentionLayer,
+    ModelConfig,
+    MoE,
+    SelectAll,
+    Selection,
+    SelectShared,
+    SelectTopK,
+    TensorNames,
+)
+from bt_runner.models.rope import Rope, Yarn
+
+
+def deepseek_config(fields: Fields, family: str) -> ModelConfig:
+    """Return the configuration of a model of one of the three families."""
+    fields.only("moe_layer_freq", 1)
+    fields.only("scoring_func", "sigmoid")
+    fields.only("topk_method", "noaux_tc")
+    num_layers = fields.count("num_hidden_layers")
+    fields.only("layer_types", ["indexed_attention"] * num_layers)
+    heads = fields.count("num_attention_heads")
+    fields.only("num_key_value_heads", heads)
+    mla = MLA(
+        num_heads=heads,
+        q_lora_rank=fields.count("q_lora_rank"),
+        kv_lora_rank=fields.count("kv_lora_rank"),
+        nope_dim=fields.count("qk_nope_head_dim"),
+        v_dim=fields.count("v_head_dim"),
+        rope=_rope(fields, interleaved=fields.get("rope_interleave", bool, True)),
+        has_bias=fields.get("attention_bias", bool, False),
+    )
+    mlp = MLP(intermediate_size=fields.count("intermediate_size"))
+    moe = _moe(fields)
+    kinds = fields.texts("mlp_layer_types", num_layers, ("dense", "sparse"))
+    num_dense = fields.get("first_k_dense_replace", int, 3)
+    layers = [
+        AttentionLayer(
+            mla=mla,
+            selection=selection,
+            feed_forward=moe
+            if (kinds[index] == "sparse" if kinds else index >= num_dense)
+            else mlp,
+        )
+        for index, selection in enumerate(_selections(fields, family, num_layers))
+    ]
+    return ModelConfig(
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=fields.count("hidden_size"),
+        layers=tuple(layers),
+        norm_eps=fields.get("rms_norm_eps", float, 1e-5 if family == "glm_moe_dsa" else 1e-6),
+        max_positions=fields.count("max_position_embeddings"),
+        stop_token_ids=stop_tokens(fields),
+        names=tensor_names(fields, TensorNames()),
+    )
+
+
+def _moe(fields: Fields) -> MoE:
+    return MoE(
+        num_experts=fields.count("n_routed_experts"),
+        top_k=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("moe_intermediate_size"),
+        num_groups=fields.count("n_group", 1),
+        top_groups=fields.count("topk_group", 1),
+        normalize_weights=fields.get("norm_topk_prob", bool, True),
+        routed_scale=fields.get("routed_scaling_factor", float, 1.0),
+        num_shared=fields.count("n_shared_experts", 1),
+    )
+
+
+def _rope(fields: Fields, *, interleaved: bool) -> Rope:
+    # newer files hold all of it in one field; older ones keep theta outside
+    scaling = fields.raw("rope_parameters") or fields.raw("rope_scaling") or {}
+    rope = Fields.of(scaling, "rope_parameters")
+    kind = rope.get("rope_type", str, rope.get("type", str, "default"))
+    theta = rope.get("rope_theta", float, fields.get("rope_theta", float, 10_000.0))
+    yarn = None
+    if kind == "yarn":
+        rope.only("truncate", True)
+        rope.only("attention_factor")
+        yarn = Yarn(
+            factor=rope.get("factor", float),
+            original_max_positions=rope.count("original_max_position_embeddings"),
+            beta_fast=rope.get("beta_fast", float, 32.0),
+            beta_slow=rope.get("beta_slow", float, 1.0),
+            mscale=rope.get("mscale", float, 0.0),
+            mscale_all_dim=rope.get("mscale_all_dim", float, 0.0),
+        )
+    elif kind != "default":
+        raise BadInputError(
+            f"rope_type {kind!r} is not built here; default and yarn are", kind=kind
+        )
+    dim = fields.count("qk_rope_head_dim")
+    return Rope(dim=dim, theta=theta, interleaved=interleaved, yarn=yarn)
+
+
+def _selections(fields: Fields, family: str, num_layers: int) -> list[Selection]:
+    if family == "deepseek_v3":
+        return [SelectAll()] * num_layers
+    is_glm = family == "glm_moe_dsa"
+    indexer = SelectTopK(
+        num_heads=fields.count("index_n_heads"),
+        head_dim=fields.count("index_head_dim"),
+        topk=fields.count("index_topk"),
+        rope=_rope(fields, interleaved=fields.get("indexer_rope_interleave", bool, is_glm)),
+    )
+    kinds = _indexer_kinds(fields, num_layers) if is_glm else ("full",) * num_layers
+    return [SelectShared() if kind == "shared" else indexer for kind in kinds]
+
+
+def _indexer_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Return "full" or "shared" per layer: listed, as a pattern of letters, or every so many."""
+    kinds = fields.texts("indexer_types", num_layers, ("full", "shared"))
+    if kinds is not None:
+        return kinds
+    letters = fields.texts("index_topk_pattern", num_layers, ("F", "S"))
+    if letters is not None:
+        return tuple("shared" if letter == "S" else "full" for letter in letters)
+    freq = fields.count("index_topk_freq", 1)
+    offset = fields.get("index_skip_topk_offset", int, 2)
+    return tuple(
+        "shared" if max(layer - offset + 1, 0) % freq else "full" for layer in range(num_layers)
+    )

@@ -1,0 +1,47 @@
+"""Mamba2: mixers and nothing else."""
+
+from __future__ import annotations
+
+from bt_runner.errors import BadInputError
+from bt_runner.models.checkpoint.fields import Fields
+from bt_runner.models.checkpoint.shared import stop_tokens, tensor_names
+from bt_runner.models.config import MambaLayer, ModelConfig, TensorNames
+
+_INFINITE = (float("inf"), {"__float__": "Infinity"})
+
+
+def mamba2_config(fields: Fields) -> ModelConfig:
+    """Return the configuration of a model of the family."""
+    limits = fields.raw("time_step_limit")
+    # a limited step is limited in the prompt only, by the code these models come with
+    if limits is not None and not (
+        isinstance(limits, list) and limits[0] == 0 and limits[1] in _INFINITE
+    ):
+        raise BadInputError(f"time_step_limit {limits} is not built here; [0, Infinity] is")
+    hidden = fields.count("hidden_size")
+    layer = MambaLayer(
+        num_heads=fields.count("num_heads"),
+        head_dim=fields.count("head_dim"),
+        state_size=fields.count("state_size"),
+        num_groups=fields.count("n_groups"),
+        conv_kernel=fields.count("conv_kernel", 4),
+        has_bias=fields.get("use_bias", bool, False),
+        has_conv_bias=fields.get("use_conv_bias", bool, True),
+    )
+    fields.only("expand", layer.inner_size / hidden)
+    names = TensorNames(
+        embedding="backbone.embeddings.weight",
+        layers="backbone.layers",
+        final_norm="backbone.norm_f.weight",
+    )
+    return ModelConfig(
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden,
+        layers=(layer,) * fields.count("num_hidden_layers"),
+        norm_eps=fields.get("layer_norm_epsilon", float, 1e-5),
+        # a state has no length; the text may be as long as the loop allows
+        max_positions=2**31 - 1,
+        stop_token_ids=stop_tokens(fields),
+        float32_residual=fields.get("residual_in_fp32", bool, True),
+        names=tensor_names(fields, names),
+    )
