@@ -14,13 +14,9 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from benchmarks.table_workloads import WORKLOADS, Turn, WholeRows, decode_batch, layouts, start
 
 from bt_tables import StagedBlockTables
