@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,11 +12,13 @@ from bt_runner.models.config import (
     AttentionLayer,
     MambaLayer,
     ModelConfig,
+    MoE,
     SelectAll,
     SelectShared,
     SelectTopK,
 )
 from bt_runner.models.hybrid import hybrid_config
+from bt_runner.models.rope import Rope
 
 
 def _sparse_layer() -> AttentionLayer:
@@ -47,11 +50,29 @@ def test_shared_choice_needs_an_indexer_below() -> None:
     ModelConfig(vocab_size=2, hidden_size=64, layers=(_sparse_layer(), layer))
 
 
-def test_index_head_must_hold_its_rotary_dimensions() -> None:
-    """An index head narrower than what is rotated of it is named."""
-    sparse = _sparse_layer()
-    assert isinstance(sparse.selection, SelectTopK)
-    narrow = replace(sparse, selection=replace(sparse.selection, head_dim=4))
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: SelectTopK(num_heads=1, head_dim=4, topk=1, rope=Rope(dim=8)),
+            "index heads of 4 dimensions cannot rotate 8",
+        ),
+        (lambda: Rope(dim=5), "5 dimensions cannot be rotated in pairs"),
+        (lambda: Rope(dim=0), "0 dimensions cannot be rotated in pairs"),
+        (
+            lambda: MambaLayer(num_heads=4, head_dim=2, state_size=2, num_groups=3),
+            "4 heads cannot be shared out among 3 groups",
+        ),
+        (lambda: _experts(num_groups=3), "2 of 8 experts cannot be chosen from 1 of 3 groups"),
+        (lambda: _experts(num_groups=8), "2 of 8 experts cannot be chosen from 1 of 8 groups"),
+        (lambda: _experts(top_groups=2), "2 of 8 experts cannot be chosen from 2 of 1 groups"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(make: Callable[[], object], message: str) -> None:
+    """They are refused where they are put together, with the numbers."""
+    with pytest.raises(BadInputError, match=message):
+        make()
 
-    with pytest.raises(BadInputError, match="layer 1 rotates 8 dimensions of index heads of 4"):
-        ModelConfig(vocab_size=2, hidden_size=64, layers=(sparse, narrow))
+
+def _experts(**changes: int) -> MoE:
+    return replace(MoE(num_experts=8, top_k=2, intermediate_size=1), **changes)

@@ -117,6 +117,10 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("scaling-text", DEEPSEEK, {"rope_parameters": "yarn"}, "rope_parameters is not a JSON object"),
     ("limited-step", MAMBA2, {"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
+    ("short-limit", MAMBA2, {"time_step_limit": [0.0]}, "time_step_limit"),
+    ("stop-text", MAMBA2, {"eos_token_id": ["</s>"]}, "eos_token_id must be int"),
+    ("odd-rope", DEEPSEEK, {"qk_rope_head_dim": 3}, "3 dimensions cannot be rotated in pairs"),
+    ("expert-groups", DEEPSEEK, {"n_group": 3}, "1 of 2 experts cannot be chosen"),
     ("expand", MAMBA2, {"expand": 4}, "expand is 4, and only 2.0"),
 ]
 

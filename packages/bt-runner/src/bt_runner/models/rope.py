@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bt_runner.errors import BadInputError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yarn:
@@ -73,6 +75,13 @@ class Rope:
     theta: float = 10_000.0
     interleaved: bool = True
     yarn: Yarn | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse dimensions that do not make pairs."""
+        if self.dim < 2 or self.dim % 2:
+            raise BadInputError(
+                f"{self.dim} dimensions cannot be rotated in pairs", rope_dim=self.dim
+            )
 
     @property
     def rotation_scale(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bt_runner.errors import BadInputError
 from bt_runner.models.checkpoint.fields import Fields
 from bt_runner.models.checkpoint.shared import stop_tokens, tensor_names
 from bt_runner.models.config import MambaLayer, ModelConfig, TensorNames
@@ -12,12 +11,8 @@ _INFINITE = (float("inf"), {"__float__": "Infinity"})
 
 def mamba2_config(fields: Fields) -> ModelConfig:
     """Return the configuration of a model of the family."""
-    limits = fields.raw("time_step_limit")
-    # a limited step is limited in the prompt only, by the code these models come with
-    if limits is not None and not (
-        isinstance(limits, list) and limits[0] == 0 and limits[1] in _INFINITE
-    ):
-        raise BadInputError(f"time_step_limit {limits} is not built here; [0, Infinity] is")
+    # the code these models come with applies a limit to the prompt, and to no later step
+    fields.only("time_step_limit", *([0, infinity] for infinity in _INFINITE))
     hidden = fields.count("hidden_size")
     layer = MambaLayer(
         num_heads=fields.count("num_heads"),

@@ -17,6 +17,6 @@ def tensor_names(fields: Fields, names: TensorNames) -> TensorNames:
 def stop_tokens(fields: Fields) -> tuple[int, ...]:
     """Return the tokens that end a text: none, one or several."""
     value = fields.raw("eos_token_id")
-    if isinstance(value, list):
-        return tuple(int(token) for token in value)
+    if isinstance(value, list) and all(isinstance(token, int) for token in value):
+        return tuple(value)
     return () if value is None else (fields.get("eos_token_id", int),)

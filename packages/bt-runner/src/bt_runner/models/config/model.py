@@ -1,0 +1,74 @@
+"""A model in numbers: its layers, lowest first, and what its tensors are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bt_runner.errors import BadInputError
+from bt_runner.models.config.attention import MLA, Selection, SelectShared, SelectTopK
+from bt_runner.models.config.feed_forward import MLP, MoE
+from bt_runner.models.config.mamba2 import MambaLayer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayer:
+    """MLA and a feed-forward block, each after a norm and added to the residual stream."""
+
+    mla: MLA
+    selection: Selection
+    feed_forward: MLP | MoE
+
+
+LayerConfig = AttentionLayer | MambaLayer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """How a family of checkpoints names the tensors around its layers."""
+
+    embedding: str = "model.embed_tokens.weight"
+    layers: str = "model.layers"
+    final_norm: str = "model.norm.weight"
+    head: str = "lm_head.weight"
+
+    def layer(self, index: int) -> str:
+        """Return what the names of a layer's tensors start with."""
+        return f"{self.layers}.{index}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A model: an embedding, layers, a norm and a head.
+
+    Attributes:
+        vocab_size: Tokens.
+        hidden_size: Width of the residual stream.
+        layers: The layers, lowest first.
+        norm_eps: Epsilon of every norm that states no other.
+        max_positions: The longest request the model was made for, in tokens.
+        stop_token_ids: Tokens that end a text.
+        float32_residual: Whether the residual stream is at least float32, whatever the weights are.
+        names: The tensors around the layers; a tied head is named like the embedding.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerConfig, ...]
+    norm_eps: float = 1e-6
+    max_positions: int = 4096
+    stop_token_ids: tuple[int, ...] = ()
+    float32_residual: bool = False
+    names: TensorNames = field(default_factory=TensorNames)
+
+    def __post_init__(self) -> None:
+        """Refuse a layer that shares a choice where none is made below it."""
+        has_choice = False
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, AttentionLayer):
+                has_choice = has_choice or isinstance(layer.selection, SelectTopK)
+                if isinstance(layer.selection, SelectShared) and not has_choice:
+                    raise BadInputError(
+                        f"layer {index} shares the choice of an indexer below it, and none is "
+                        "there; the first sparse layer needs an indexer of its own",
+                        layer=index,
+                    )
