@@ -74,5 +74,11 @@ def test_numbers_that_do_not_fit_are_refused(make: Callable[[], object], message
         make()
 
 
-def _experts(**changes: int) -> MoE:
-    return replace(MoE(num_experts=8, top_k=2, intermediate_size=1), **changes)
+def _experts(num_groups: int = 1, top_groups: int = 1) -> MoE:
+    return MoE(
+        num_experts=8,
+        top_k=2,
+        intermediate_size=1,
+        num_groups=num_groups,
+        top_groups=top_groups,
+    )
