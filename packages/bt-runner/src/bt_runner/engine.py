@@ -11,6 +11,7 @@ from bt_runner.errors import BadInputError, RunnerError
 from bt_runner.model_runner import ModelRunner
 from bt_runner.models.cache_groups import CacheGroup, CacheOptions
 from bt_runner.models.config import ModelConfig
+from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import Weights
 from bt_runner.observer import Recorder
 from bt_runner.request import FinishReason, Request, SamplingParams
@@ -55,6 +56,7 @@ class Engine:
         num_blocks: int | Sequence[int] | None = None,
         drafter: Drafter | None = None,
         batch_sizes: Sequence[int] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         """Plan the cache groups and allocate all there is.
 
@@ -68,6 +70,8 @@ class Engine:
             drafter: What guesses tokens ahead; ``limits`` says how many.
             batch_sizes: What steps are padded to in which all requests decode equally many
                 tokens, as captured graphs want it.
+            ranks: The processes that share every request's attention caches, all of which
+                do the same; ``limits`` says the same of them.
         """
         self._runner = ModelRunner(
             config,
@@ -76,6 +80,7 @@ class Engine:
             options=options or CacheOptions(),
             num_blocks=num_blocks,
             batch_sizes=batch_sizes,
+            ranks=ranks,
         )
         self._rows = RequestRows(self._runner.layouts, self._runner.num_blocks)
         self._scheduler = Scheduler(limits, self._rows)

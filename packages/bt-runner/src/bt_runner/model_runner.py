@@ -9,10 +9,12 @@ from torch import Tensor
 
 from bt_builders import CommonAttentionMetadata, MambaMetadataBuilder, init_attention
 from bt_runner.batch import BatchArrays, assemble
+from bt_runner.errors import BadInputError
 from bt_runner.models.cache_groups import CacheOptions, cache_groups
 from bt_runner.models.caches import Caches
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.paged_model import PagedModel
+from bt_runner.models.sharding import Alone, Ranks, Sharding
 from bt_runner.models.step import GroupStep, ModelStep
 from bt_runner.models.weights import Weights
 from bt_runner.observer import Recorder
@@ -21,7 +23,7 @@ from bt_runner.sampling import choose_tokens, verify_drafts
 from bt_runner.staging import stage_plan
 from bt_runner.step_plan import Scheduled, StepPlan
 from bt_tables import StagedBlockTables
-from bt_width import ServingLimits
+from bt_width import ContextParallel, ServingLimits
 
 
 class ModelRunner:
@@ -44,6 +46,7 @@ class ModelRunner:
         options: CacheOptions,
         num_blocks: int | Sequence[int] | None,
         batch_sizes: Sequence[int] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         """Plan the groups, then make tables, builders, caches and the model."""
         embedding = weights[config.names.embedding]
@@ -57,7 +60,9 @@ class ModelRunner:
             self.layouts, device=self._device, num_blocks=self.num_blocks
         )
         self.caches = Caches(self.groups, self.layouts, self.num_blocks, self._dtype, self._device)
-        self._model = PagedModel(config, weights, self.caches)
+        context = limits.context_parallel
+        sharding = Sharding(_require_ranks(ranks or Alone(), context), context.interleave)
+        self._model = PagedModel(config, weights, self.caches, sharding)
         self._limits = limits
         self._batch_sizes = sorted(batch_sizes)
         self.recorder: Recorder | None = None
@@ -162,6 +167,16 @@ class ModelRunner:
             1 + limits.max_num_reqs * layout.max_resident_blocks(in_flight)
             for layout in self.layouts
         )
+
+
+def _require_ranks(ranks: Ranks, context: ContextParallel) -> Ranks:
+    if (ranks.size, ranks.rank) != (context.size, context.rank):
+        raise BadInputError(
+            f"the limits are those of rank {context.rank} of {context.size}, and this is rank "
+            f"{ranks.rank} of {ranks.size}",
+            context_parallel=context,
+        )
+    return ranks
 
 
 def _choose(scheduled: Sequence[Scheduled], logits: Tensor) -> list[list[int]]:

@@ -9,14 +9,18 @@ from bt_builders import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
 from bt_runner.models.attention import PartialAttention, attend, merge
 from bt_runner.models.mla import LatentProjections
 from bt_runner.models.paging import read_line, read_rows, write
+from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
 
 
 class DenseAttention:
     """MLA in which every token sees every earlier one."""
 
-    def __init__(self, projections: LatentProjections, cache: Tensor, group: str) -> None:
+    def __init__(
+        self, projections: LatentProjections, cache: Tensor, group: str, sharding: Sharding
+    ) -> None:
         """Take the projections, the layer's ``[blocks, size, row]`` cache and its group."""
+        self._sharding = sharding
         self._projections = projections
         self._cache = cache
         self._group = group
@@ -48,7 +52,8 @@ class DenseAttention:
         else:
             per_request, lengths, rows = query[:, None], part.token_seq_lens[:, None], rows[owners]
         columns = torch.arange(rows.shape[1], device=rows.device)
-        return self._attend(per_request, rows, columns < lengths[..., None]).values.flatten(0, 1)
+        own = self._attend(per_request, rows, columns < lengths[..., None])
+        return self._sharding.merge(own).values.flatten(0, 1)
 
     def _prefill(
         self, query: Tensor, rows: Tensor, owners: Tensor, part: MLAPrefillMetadata
@@ -58,9 +63,14 @@ class DenseAttention:
         is_own = owners[:, None] == owners
         pieces = [self._attend(query[None], rows[None], (is_own & (order <= order[:, None]))[None])]
         for chunk in part.context_chunks:
-            context = read_line(
-                self._cache, part.block_table, chunk.cu_seq_lens, chunk.num_tokens, chunk.starts
+            own = read_line(
+                self._cache,
+                part.block_table,
+                chunk.local_cu_seq_lens,
+                chunk.num_local_rows,
+                chunk.local_starts,
             )
+            context = self._sharding.ranks.gather(own).flatten(0, 1)[chunk.gathered_rows]
             visible = owners[:, None] == chunk.token_to_req
             pieces.append(self._attend(query[None], context[None], visible[None]))
         return merge(pieces).values[0]

@@ -79,25 +79,23 @@ def score(query: IndexQuery, keys: Tensor) -> Tensor:
     return torch.einsum("bmh,bmhs->bms", query.weights, products)
 
 
-def choose(scores: Tensor, visible: Tensor, topk: int) -> Tensor:
+def choose(scores: Tensor, topk: int) -> Tensor:
     """Return ``[..., topk]`` columns in rising order, ``NOTHING`` after the last one.
 
     Of equal scores the lower column wins.
 
     Args:
-        scores: ``[..., S]``; what is not visible may hold anything.
-        visible: ``[..., S]``, bool.
+        scores: ``[..., S]``; -inf where nothing may be chosen.
         topk: The most that are chosen.
     """
     num_columns = scores.shape[-1]
-    chosen = visible
+    chosen = scores > -torch.inf
     if topk < num_columns:
-        known = scores.masked_fill(~visible, -torch.inf)
-        threshold = known.topk(topk, dim=-1).values[..., -1:]
-        above = known > threshold
-        equal = known == threshold
+        threshold = scores.topk(topk, dim=-1).values[..., -1:]
+        above = scores > threshold
+        equal = scores == threshold
         room = topk - above.sum(dim=-1, keepdim=True)
-        chosen = visible & (above | (equal & (equal.cumsum(dim=-1) <= room)))
+        chosen &= above | (equal & (equal.cumsum(dim=-1) <= room))
     places = (chosen.cumsum(dim=-1) - 1).masked_fill(~chosen, topk)
     columns = torch.arange(num_columns, device=scores.device).expand_as(places)
     out = places.new_full((*scores.shape[:-1], topk + 1), NOTHING)

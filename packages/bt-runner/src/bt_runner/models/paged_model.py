@@ -21,6 +21,7 @@ from bt_runner.models.indexer import IndexProjections
 from bt_runner.models.mamba2 import Mamba2Mixer
 from bt_runner.models.mla import LatentProjections
 from bt_runner.models.numerics import rms_norm, widened
+from bt_runner.models.sharding import Sharding
 from bt_runner.models.sparse_attention import Indexer, SparseAttention
 from bt_runner.models.step import ModelStep
 from bt_runner.models.weights import Weights
@@ -29,12 +30,17 @@ from bt_runner.models.weights import Weights
 class PagedModel:
     """Runs a step's tokens through all layers."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, caches: Caches) -> None:
-        """Build the layers over their caches."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, caches: Caches, sharding: Sharding
+    ) -> None:
+        """Build the layers over their caches; attention's are spread over ranks."""
         self._config = config
         self._weights = weights
-        self._layers = [
-            _layer(config, index, weights, caches) for index in range(len(config.layers))
+        self._layers: list[_AttentionBlock | _MambaBlock] = [
+            _AttentionBlock(config, index, weights, caches, sharding)
+            if isinstance(layer, AttentionLayer)
+            else _MambaBlock(config, index, weights, caches)
+            for index, layer in enumerate(config.layers)
         ]
 
     def forward(self, step: ModelStep) -> list[Tensor]:
@@ -59,7 +65,14 @@ class PagedModel:
 class _AttentionBlock:
     """MLA, then a feed-forward block, each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, index: int, weights: Weights, caches: Caches) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        weights: Weights,
+        caches: Caches,
+        sharding: Sharding,
+    ) -> None:
         layer = config.layers[index]
         if not isinstance(layer, AttentionLayer):
             raise TypeError(f"layer {index} is no attention layer")
@@ -73,13 +86,13 @@ class _AttentionBlock:
         self._attention: DenseAttention | SparseAttention
         match layer.selection:
             case SelectAll():
-                self._attention = DenseAttention(projections, cache, DENSE)
+                self._attention = DenseAttention(projections, cache, DENSE, sharding)
             case SelectTopK() as selection:
                 own = IndexProjections(selection, weights, f"{prefix}self_attn.indexer.")
-                indexer = Indexer(own, caches[index, INDEX], SPARSE)
-                self._attention = SparseAttention(projections, cache, SPARSE, indexer)
+                indexer = Indexer(own, caches[index, INDEX], SPARSE, sharding)
+                self._attention = SparseAttention(projections, cache, SPARSE, sharding, indexer)
             case _:
-                self._attention = SparseAttention(projections, cache, SPARSE, None)
+                self._attention = SparseAttention(projections, cache, SPARSE, sharding, None)
 
     def __call__(
         self, hidden: Tensor, step: ModelStep, chosen: Tensor | None
@@ -114,11 +127,3 @@ class _MambaBlock:
         normed = rms_norm(hidden, self._norm, self._eps)
         mixed = self._mixer(normed, metadata, step.owners, self._conv, self._state)
         return hidden + mixed, chosen
-
-
-def _layer(
-    config: ModelConfig, index: int, weights: Weights, caches: Caches
-) -> _AttentionBlock | _MambaBlock:
-    if isinstance(config.layers[index], AttentionLayer):
-        return _AttentionBlock(config, index, weights, caches)
-    return _MambaBlock(config, index, weights, caches)

@@ -11,33 +11,41 @@ from bt_runner.models.attention import attend
 from bt_runner.models.indexer import NOTHING, IndexProjections, IndexQuery, choose, score
 from bt_runner.models.mla import LatentProjections, Projected
 from bt_runner.models.paging import read_line, read_rows, read_slots, slots_at, write
+from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
 
 
 class Indexer:
     """A layer's own choice of what its tokens see."""
 
-    def __init__(self, projections: IndexProjections, cache: Tensor, group: str) -> None:
+    def __init__(
+        self, projections: IndexProjections, cache: Tensor, group: str, sharding: Sharding
+    ) -> None:
         """Take the projections, the layer's ``[blocks, size, D]`` key cache and its group."""
         self._projections = projections
         self._cache = cache
         self._group = group
+        self._sharding = sharding
 
     def __call__(self, hidden: Tensor, query_latent: Tensor, step: ModelStep) -> Tensor:
         """Return the positions that each token sees, ``[T, topk]``, and keep the keys."""
-        config = self._projections.config
-        rotation = step.rotation(config.rope)
-        metadata = step.groups[self._group].of(DSAIndexerMetadata)
+        group = step.groups[self._group]
+        metadata = group.of(DSAIndexerMetadata)
+        num_positions = group.common.max_seq_len
+        rotation = step.rotation(self._projections.config.rope)
         keys = self._projections.keys(hidden, rotation)
         write(self._cache.flatten(0, 1), metadata.slot_mapping, keys)
         query = self._projections.queries(hidden, query_latent, rotation)
-        parts = []
+        scores = []
         if metadata.decode.num_tokens:
-            parts.append(self._decode(query, metadata.decode))
-        parts += [self._prefill(query, chunk) for chunk in metadata.prefill]
-        return torch.cat(parts)
+            scores.append(self._score_decodes(query, metadata.decode, num_positions))
+        scores += [self._score_prefills(query, part, num_positions) for part in metadata.prefill]
+        return choose(torch.cat(scores), self._projections.config.topk)
 
-    def _decode(self, query: IndexQuery, part: DSADecodeMetadata) -> Tensor:
+    def _score_decodes(
+        self, query: IndexQuery, part: DSADecodeMetadata, num_positions: int
+    ) -> Tensor:
+        """Return ``[tokens, positions]``, -inf where nothing is seen."""
         heads, weights = query.heads[: part.num_tokens], query.weights[: part.num_tokens]
         rows = IndexQuery(
             heads.view(-1, part.query_len, *heads.shape[1:]),
@@ -45,32 +53,39 @@ class Indexer:
         )
         keys = read_rows(self._cache, part.block_table, part.max_seq_len)
         visible = torch.arange(keys.shape[1], device=keys.device) < part.seq_lens[..., None]
-        return choose(score(rows, keys), visible, self._projections.config.topk).flatten(0, 1)
+        scores = score(rows, keys).masked_fill(~visible, -torch.inf)
+        return self._sharding.in_order(scores.flatten(0, 1), num_positions)
 
-    def _prefill(self, query: IndexQuery, chunk: DSAPrefillChunk) -> Tensor:
+    def _score_prefills(
+        self, query: IndexQuery, chunk: DSAPrefillChunk, num_positions: int
+    ) -> Tensor:
+        """Return the same of tokens whose requests' keys are put into one line."""
         tokens = slice(chunk.first_token, chunk.first_token + chunk.num_tokens)
+        whole_rows = torch.zeros_like(chunk.cu_seq_lens[1:])
         keys = read_line(
-            self._cache,
-            chunk.block_table,
-            chunk.cu_seq_lens,
-            chunk.num_keys,
-            torch.zeros_like(chunk.cu_seq_lens[1:]),
+            self._cache, chunk.block_table, chunk.cu_seq_lens, chunk.num_keys, whole_rows
         )
         rows = IndexQuery(query.heads[None, tokens], query.weights[None, tokens])
         columns = torch.arange(len(keys), device=keys.device)
         first, end = chunk.cu_seqlen_ks[:, None], chunk.cu_seqlen_ke[:, None]
         visible = (columns >= first) & (columns < end)
-        chosen = choose(score(rows, keys[None])[0], visible, self._projections.config.topk)
-        return torch.where(chosen == NOTHING, NOTHING, chosen - first)
+        scores = score(rows, keys[None])[0].masked_fill(~visible, -torch.inf)
+        return self._sharding.in_order(scores, num_positions, first)
 
 
 class SparseAttention:
     """MLA in which a token sees what the nearest indexer below chose for it."""
 
     def __init__(
-        self, projections: LatentProjections, cache: Tensor, group: str, indexer: Indexer | None
+        self,
+        projections: LatentProjections,
+        cache: Tensor,
+        group: str,
+        sharding: Sharding,
+        indexer: Indexer | None,
     ) -> None:
         """Take the projections, the layer's cache, its group and its own indexer, if it has one."""
+        self._sharding = sharding
         self._projections = projections
         self._cache = cache
         self._group = group
@@ -93,10 +108,12 @@ class SparseAttention:
             chosen = self._indexer(hidden, projected.query_latent, step)
         if chosen is None:
             raise RunnerError("a sparse layer has no indexer, and none stands below it")
+        place = self._sharding.place(chosen.clamp(min=0))
+        is_own = (chosen != NOTHING) & (place.rank == self._sharding.ranks.rank)
         slots = slots_at(
-            common.block_table, step.owners[:, None], chosen, common.layout.kernel_block_size
+            common.block_table, step.owners[:, None], place.local, common.layout.kernel_block_size
         )
-        return self._attend(projected, slots, chosen != NOTHING), chosen
+        return self._attend(projected, slots, is_own), chosen
 
     def _attend(self, projected: Projected, slots: Tensor, visible: Tensor) -> Tensor:
         config = self._projections.config
@@ -107,4 +124,4 @@ class SparseAttention:
             latent_dim=config.kv_lora_rank,
             scale=config.softmax_scale,
         )
-        return self._projections.output(attended.values[:, 0])
+        return self._projections.output(self._sharding.merge(attended).values[:, 0])

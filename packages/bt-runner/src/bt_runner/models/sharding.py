@@ -1,0 +1,96 @@
+"""How a sharded cache's positions are spread over ranks, and what ranks exchange."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from bt_runner.models.attention import PartialAttention, merge
+
+
+class Ranks(Protocol):
+    """The processes that share a request's cache.
+
+    Attributes:
+        size: How many there are.
+        rank: This one's place among them.
+    """
+
+    size: int
+    rank: int
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return every rank's values, ``[size, ...]``; shapes and dtypes are equal."""
+
+
+class Alone:
+    """One process that keeps everything."""
+
+    size = 1
+    rank = 0
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the only values there are."""
+        return values[None]
+
+
+class Place(NamedTuple):
+    """Where positions lie.
+
+    Attributes:
+        rank: The rank that keeps each.
+        local: Its place among those that the rank keeps.
+    """
+
+    rank: Tensor
+    local: Tensor
+
+
+class Sharding:
+    """Positions spread over ranks in runs of ``interleave``, as ``ContextParallel`` says.
+
+    Attributes:
+        ranks: Who shares them.
+    """
+
+    def __init__(self, ranks: Ranks, interleave: int) -> None:
+        """Take the ranks, and how many consecutive positions stay together."""
+        self.ranks = ranks
+        self._interleave = interleave
+
+    def place(self, positions: Tensor) -> Place:
+        """Return where ``positions`` lie; they are not negative."""
+        runs = positions // self._interleave
+        local = runs // self.ranks.size * self._interleave + positions % self._interleave
+        return Place(runs % self.ranks.size, local)
+
+    def in_order(self, scores: Tensor, num_positions: int, starts: Tensor | None = None) -> Tensor:
+        """Return all ranks' scores by position, ``[B, num_positions]``.
+
+        Args:
+            scores: ``[B, S]``, of what this rank keeps, -inf where nothing is seen; S is
+                equal on all ranks.
+            num_positions: How many are wanted.
+            starts: ``[B, 1]``, where this rank's first position lies among S; at 0 without.
+        """
+        if self.ranks.size == 1 and starts is None:
+            return scores[:, :num_positions]
+        place = self.place(torch.arange(num_positions, device=scores.device))
+        columns = place.local.expand(self.ranks.size, len(scores), num_positions)
+        if starts is not None:
+            columns = columns + self.ranks.gather(starts.to(torch.int64))
+        # one column more, which nothing sees, for positions that a rank does not reach
+        padded = F.pad(self.ranks.gather(scores), (0, 1), value=-torch.inf)
+        found = padded.gather(2, columns.clamp(max=scores.shape[1]))
+        return found.gather(0, place.rank.expand(1, len(scores), num_positions))[0]
+
+    def merge(self, part: PartialAttention) -> PartialAttention:
+        """Return attention to what all ranks keep."""
+        if self.ranks.size == 1:
+            return part
+        values = self.ranks.gather(part.values)
+        weights = self.ranks.gather(part.log_weight)
+        return merge([PartialAttention(*pair) for pair in zip(values, weights, strict=True)])
