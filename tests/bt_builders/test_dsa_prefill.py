@@ -79,6 +79,12 @@ def test_requests_are_packed_while_keys_and_scores_fit() -> None:
     assert plans == [ChunkPlan(0, 2, 0, 20, 90, True), ChunkPlan(2, 1, 20, 10, 60, True)]
 
 
+def test_budgets_may_be_filled_to_the_last_key_and_score() -> None:
+    assert len(plan_chunks([10, 10], [40, 60], max_keys=100, max_scores=2000)) == 1
+    assert len(plan_chunks([10, 10], [40, 60], max_keys=99, max_scores=2000)) == 2
+    assert len(plan_chunks([10, 10], [40, 60], max_keys=100, max_scores=1999)) == 2
+
+
 def test_scores_count_every_token_against_every_key() -> None:
     """Two requests of 10 tokens and 40 keys are 20 x 80 scores together, not 2 x 400."""
     plans = plan_chunks([10, 10], [40, 40], max_keys=100, max_scores=1599)
