@@ -14,7 +14,7 @@ from bt_runner.geometry.families import read_geometry
 from bt_runner.geometry.groups import CutOptions, geometry_groups
 from bt_runner.geometry.planning import PlannedGroup, plan_groups
 from bt_runner.models.checkpoint.fields import Fields
-from bt_width import ContextParallel, NoCommonBlockSizeError, ServingLimits
+from bt_width import ContextParallel, InvalidSpecError, NoCommonBlockSizeError, ServingLimits
 
 MIB = 2**20
 
@@ -143,3 +143,8 @@ def test_the_cache_may_have_another_dtype_than_the_model() -> None:
 def test_a_dtype_without_a_size_is_named(dtype: str | None, words: str) -> None:
     with pytest.raises(BadInputError, match=words):
         _plan({**model_configs.glm_5_2(), "dtype": dtype})
+
+
+def test_a_mamba_block_of_no_tokens_is_refused() -> None:
+    with pytest.raises(InvalidSpecError, match="block_size"):
+        _plan(model_configs.nemotron_h_8b(), CutOptions(mamba_block_size=0))

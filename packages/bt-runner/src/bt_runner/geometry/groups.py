@@ -160,8 +160,9 @@ def _attention_group(members: tuple[CacheMember, ...], options: CutOptions) -> A
 
 
 def _mamba_group(options: CutOptions) -> AttentionGroup:
+    block_size = options.mamba_block_size
     spec = MambaSpec(
-        block_size=options.mamba_block_size or options.block_size,
+        block_size=options.block_size if block_size is None else block_size,
         mode=options.mamba_mode,
         num_speculative_blocks=options.num_speculative_blocks,
     )
