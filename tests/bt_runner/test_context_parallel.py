@@ -91,17 +91,25 @@ def test_every_geometry_gives_the_tokens_of_one_rank(
 def test_limits_of_another_rank_are_refused() -> None:
     """Slots would be those of the other one."""
 
-    def make(ranks: ThreadRank) -> None:
-        other = ThreadRank(1 - ranks.rank, [None, None], None)  # type: ignore[arg-type]  # unused
-        engine = _engine(ranks, 1)
-        assert engine.num_steps == 0
-        Engine(
-            tiny_hybrid(),
-            tiny_weights(),
-            tiny_limits(context_parallel=ContextParallel(size=2, rank=ranks.rank)),
-            options=tiny_options(),
-            ranks=other,
-        )
+    def make(ranks: ThreadRank) -> Engine:
+        context = ContextParallel(size=2, rank=1 - ranks.rank)
+        limits = tiny_limits(context_parallel=context)
+        return Engine(tiny_hybrid(), tiny_weights(), limits, options=tiny_options(), ranks=ranks)
 
     with pytest.raises(BadInputError, match="the limits are those of rank"):
         run_ranks(2, make)
+
+
+def test_ranks_with_different_plans_refuse_to_run() -> None:
+    """Both derivations are told, on every rank."""
+
+    def make(ranks: ThreadRank) -> str:
+        context = ContextParallel(size=2, rank=ranks.rank, interleave=1)
+        limits = tiny_limits(context_parallel=context, max_model_len=96 + 64 * ranks.rank)
+        with pytest.raises(BadInputError, match="the ranks planned different tables") as refusal:
+            Engine(tiny_hybrid(), tiny_weights(), limits, options=tiny_options(), ranks=ranks)
+        return str(refusal.value)
+
+    for message in run_ranks(2, make):
+        assert "rank 0: max_model_len 96" in message
+        assert "rank 1: max_model_len 160" in message

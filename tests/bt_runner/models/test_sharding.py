@@ -24,6 +24,9 @@ class Together:
     def gather(self, values: Tensor) -> Tensor:
         return torch.stack([of_rank.pop(0) for of_rank in self._board])
 
+    def gather_texts(self, text: str) -> list[str]:
+        return [text] * self.size
+
 
 @pytest.mark.parametrize(("size", "interleave"), GEOMETRIES)
 def test_e3_places_are_those_of_the_contract(size: int, interleave: int) -> None:

@@ -70,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0, help="of the model's weights")
     demo.add_argument("--max-model-len", type=_positive, metavar="N", help="tokens of a request")
     demo.add_argument("--num-blocks", type=_positive, metavar="N", help="blocks of each pool")
+    demo.add_argument(
+        "--interleave", type=_positive, default=1, metavar="N", help="tokens that stay on a rank"
+    )
     demo.add_argument("--no-check", action="store_true", help="skip the dense reference")
     text = commands.add_parser("run", help="continue text with a Hugging Face checkpoint")
     add_run_arguments(text)
@@ -98,6 +101,7 @@ def _run_demo(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         num_blocks=args.num_blocks,
         checks=not args.no_check,
+        interleave=args.interleave,
     )
     # the demo's tensors are small: more threads would wait for each other longer than they work
     torch.set_num_threads(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from bt_runner.errors import BadInputError
@@ -10,11 +12,15 @@ from bt_runner.errors import BadInputError
 def find_device(name: str | None) -> torch.device:
     """Return the device called ``name``; without a name CUDA if there is one, else the CPU.
 
+    Where torchrun started several processes, each takes a CUDA device of its own.
+
     Raises:
         BadInputError: There is no such device.
     """
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

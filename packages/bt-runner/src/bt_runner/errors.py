@@ -26,3 +26,7 @@ class PoolExhaustedError(RunnerError, RuntimeError):
 
 class BadInputError(RunnerError, ValueError):
     """What the user gave cannot be used: a file, a device, a checkpoint."""
+
+
+class RankLostError(RunnerError, RuntimeError):
+    """Another rank is gone, or did not come in time."""

@@ -23,7 +23,7 @@ from bt_runner.sampling import choose_tokens, verify_drafts
 from bt_runner.staging import stage_plan
 from bt_runner.step_plan import Scheduled, StepPlan
 from bt_tables import StagedBlockTables
-from bt_width import ContextParallel, ServingLimits
+from bt_width import BlockTableLayout, ContextParallel, ServingLimits
 
 
 class ModelRunner:
@@ -54,15 +54,17 @@ class ModelRunner:
         self.groups = cache_groups(config, options)
         setup = init_attention([group.attention for group in self.groups], limits, self._device)
         self.layouts = setup.layouts
+        ranks = ranks or Alone()
+        _require_one_plan(ranks, limits.context_parallel, self.layouts)
         self._builders = [per_ubatch[0] for per_ubatch in setup.builders]
         self.num_blocks = self._pool_sizes(limits, num_blocks)
         self._tables = StagedBlockTables(
             self.layouts, device=self._device, num_blocks=self.num_blocks
         )
         self.caches = Caches(self.groups, self.layouts, self.num_blocks, self._dtype, self._device)
-        context = limits.context_parallel
-        sharding = Sharding(_require_ranks(ranks or Alone(), context), context.interleave)
-        self._model = PagedModel(config, weights, self.caches, sharding)
+        self._model = PagedModel(
+            config, weights, self.caches, Sharding(ranks, limits.context_parallel.interleave)
+        )
         self._limits = limits
         self._batch_sizes = sorted(batch_sizes)
         self.recorder: Recorder | None = None
@@ -169,14 +171,21 @@ class ModelRunner:
         )
 
 
-def _require_ranks(ranks: Ranks, context: ContextParallel) -> Ranks:
+def _require_one_plan(
+    ranks: Ranks, context: ContextParallel, layouts: Sequence[BlockTableLayout]
+) -> None:
+    """Refuse ranks that are not those of the limits, or that planned other tables."""
     if (ranks.size, ranks.rank) != (context.size, context.rank):
         raise BadInputError(
             f"the limits are those of rank {context.rank} of {context.size}, and this is rank "
             f"{ranks.rank} of {ranks.size}",
             context_parallel=context,
         )
-    return ranks
+    plans = ranks.gather_texts("".join(layout.digest() for layout in layouts))
+    if len(set(plans)) > 1:
+        reasons = ranks.gather_texts("; ".join(layout.explain() for layout in layouts))
+        told = " | ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons))
+        raise BadInputError(f"the ranks planned different tables: {told}", digests=plans)
 
 
 def _choose(scheduled: Sequence[Scheduled], logits: Tensor) -> list[list[int]]:

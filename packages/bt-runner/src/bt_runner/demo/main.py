@@ -18,10 +18,12 @@ from bt_runner.dense import DenseModel
 from bt_runner.devices import find_device
 from bt_runner.engine import Engine
 from bt_runner.models.hybrid import hybrid_config
+from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import random_weights
 from bt_runner.observer import Recorder
+from bt_runner.processes import joined_ranks
 from bt_runner.request import Request, SamplingParams
-from bt_width import ServingLimits
+from bt_width import ContextParallel, ServingLimits
 
 MAX_MODEL_LEN = 4_096
 MAX_NUM_REQS = 8
@@ -42,6 +44,7 @@ class DemoOptions:
         max_model_len: Tokens of the longest request, or None for the demo's own.
         num_blocks: Blocks of each pool, the null block included, or None for enough.
         checks: Whether every request is compared with the dense reference.
+        interleave: Consecutive tokens that stay on one rank, where there are several.
     """
 
     prompts: Path | None = None
@@ -52,32 +55,53 @@ class DemoOptions:
     max_model_len: int | None = None
     num_blocks: int | None = None
     checks: bool = True
+    interleave: int = 1
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Decode all prompts; return whether they match the reference, or are not checked."""
+    """Decode all prompts; return whether they match the reference, or are not checked.
+
+    Several processes that torchrun started share the attention caches and decode together;
+    the first of them prints and checks.
+    """
     device = find_device(options.device)
     prompts = read_prompts(options.prompts) if options.prompts else installed_prompts()
+    with joined_ranks(device.type) as ranks:
+        console.quiet = ranks.rank > 0
+        return _run_on(device, ranks, prompts, options, console)
+
+
+def _run_on(
+    device: torch.device,
+    ranks: Ranks,
+    prompts: Sequence[Prompt],
+    options: DemoOptions,
+    console: Console,
+) -> bool:
     config = hybrid_config()
     dtype = getattr(torch, options.dtype)
     weights = random_weights(config, seed=options.seed, dtype=dtype, device=device)
+    context = ContextParallel(size=ranks.size, rank=ranks.rank, interleave=options.interleave)
     limits = ServingLimits(
         max_model_len=options.max_model_len or MAX_MODEL_LEN,
         max_num_reqs=MAX_NUM_REQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        context_parallel=context,
     )
-    engine = Engine(config, weights, limits, num_blocks=options.num_blocks)
-    console.print(f"bt-runner demo on {device}, {options.dtype}\n", highlight=False)
+    engine = Engine(config, weights, limits, num_blocks=options.num_blocks, ranks=ranks)
+    place = f"{device}" if ranks.size == 1 else f"{ranks.size} ranks, {device.type}"
+    console.print(f"bt-runner demo on {place}, {options.dtype}\n", highlight=False)
     console.print(groups_table(engine))
     console.print()
     recorder = Recorder()
-    if options.checks:
+    checks = options.checks and ranks.rank == 0
+    if checks:
         engine.observe(recorder)
     requests = _decode(engine, prompts, options.max_new_tokens, console)
     console.print(requests_table(requests, [prompt.name for prompt in prompts]))
     console.print()
     print_summary(console, engine, requests)
-    if not options.checks:
+    if not checks:
         return True
     verdicts = _check(DenseModel(config, weights), requests, recorder, console)
     return print_check(console, verdicts, near_tie_bound(dtype))

@@ -25,6 +25,9 @@ class Ranks(Protocol):
     def gather(self, values: Tensor) -> Tensor:
         """Return every rank's values, ``[size, ...]``; shapes and dtypes are equal."""
 
+    def gather_texts(self, text: str) -> list[str]:
+        """Return every rank's text."""
+
 
 class Alone:
     """One process that keeps everything."""
@@ -35,6 +38,10 @@ class Alone:
     def gather(self, values: Tensor) -> Tensor:
         """Return the only values there are."""
         return values[None]
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Return the only text there is."""
+        return [text]
 
 
 class Place(NamedTuple):

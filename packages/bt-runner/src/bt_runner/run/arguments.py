@@ -32,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafts", type=_positive, default=0, metavar="K", help="tokens guessed ahead"
     )
+    parser.add_argument(
+        "--interleave",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="consecutive tokens that stay on one rank (default: 1)",
+    )
     parser.add_argument("--device", help="cpu, cuda, ... (default: CUDA where there is one)")
     parser.add_argument(
         "--dtype",

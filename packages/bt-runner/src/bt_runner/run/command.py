@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,46 +22,58 @@ from bt_runner.models.checkpoint import (
     read_config,
 )
 from bt_runner.models.config import ModelConfig
+from bt_runner.models.sharding import Ranks
+from bt_runner.processes import joined_ranks
 from bt_runner.request import SamplingParams
 from bt_runner.run.printer import InOrder
-from bt_width import ServingLimits
+from bt_width import ContextParallel, ServingLimits
 
 MAX_NUM_REQS = 8
 MAX_NUM_BATCHED_TOKENS = 512
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return its exit code."""
+    """Run the command; return its exit code.
+
+    Several processes that torchrun started share the attention caches; the first writes.
+    """
     device = find_device(args.device)
     dtype = getattr(torch, args.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     config = read_config(args.model)
     tokenizer = load_tokenizer(args.model)
     texts = [args.prompt] if args.prompts is None else _read_prompts(args.prompts)
     prompts = [_encode(tokenizer, text, config) for text in texts]
-    limits = _limits(args, config, max(map(len, prompts)))
-    weights = load_weights(args.model, config, dtype=dtype, device=device)
-    engine = Engine(
-        config,
-        weights,
-        limits,
-        options=CacheOptions(num_speculative_blocks=args.drafts),
-        num_blocks=args.num_blocks,
-        drafter=NGramDrafter() if args.drafts else None,
-    )
-    params = SamplingParams(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-        stop_tokens=frozenset(config.stop_token_ids),
-    )
-    started = time.perf_counter()
-    num_tokens = _stream(engine, tokenizer, texts, prompts, params)
-    seconds = time.perf_counter() - started
-    print(f"{num_tokens} tokens in {seconds:.1f} s, {engine.num_steps} steps", file=sys.stderr)
+    with joined_ranks(device.type) as ranks:
+        limits = _limits(args, config, max(map(len, prompts)), ranks)
+        weights = load_weights(args.model, config, dtype=dtype, device=device)
+        engine = Engine(
+            config,
+            weights,
+            limits,
+            options=CacheOptions(num_speculative_blocks=args.drafts),
+            num_blocks=args.num_blocks,
+            drafter=NGramDrafter() if args.drafts else None,
+            ranks=ranks,
+        )
+        params = SamplingParams(
+            max_new_tokens=args.max_new_tokens,
+            temperature=args.temperature,
+            seed=args.seed,
+            stop_tokens=frozenset(config.stop_token_ids),
+        )
+        started = time.perf_counter()
+        write = _write if ranks.rank == 0 else _keep_silent
+        num_tokens = _stream(engine, tokenizer, texts, prompts, params, write)
+        seconds = time.perf_counter() - started
+        if ranks.rank == 0:
+            told = f"{num_tokens} tokens in {seconds:.1f} s, {engine.num_steps} steps"
+            print(told, file=sys.stderr)
     return 0
 
 
-def _limits(args: argparse.Namespace, config: ModelConfig, longest_prompt: int) -> ServingLimits:
+def _limits(
+    args: argparse.Namespace, config: ModelConfig, longest_prompt: int, ranks: Ranks
+) -> ServingLimits:
     max_model_len = args.max_model_len or longest_prompt + args.max_new_tokens
     if max_model_len > config.max_positions:
         raise BadInputError(
@@ -75,6 +87,9 @@ def _limits(args: argparse.Namespace, config: ModelConfig, longest_prompt: int) 
         max_num_reqs=MAX_NUM_REQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         num_speculative_tokens=args.drafts,
+        context_parallel=ContextParallel(
+            size=ranks.size, rank=ranks.rank, interleave=args.interleave
+        ),
     )
 
 
@@ -107,6 +122,7 @@ def _stream(
     texts: Sequence[str],
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
+    write: Callable[[str], None],
 ) -> int:
     """Show all continuations; return how many tokens they have."""
     requests = [engine.add_request(prompt, params) for prompt in prompts]
@@ -114,7 +130,7 @@ def _stream(
     streams = [tokenizer.stream() for _ in texts]
     # a single continuation stands alone, so that a pipe gets nothing else
     heads = [""] if len(texts) == 1 else [f"> {text}\n" for text in texts]
-    printer = InOrder(heads, _write)
+    printer = InOrder(heads, write)
     while engine.has_work:
         for output in engine.step():
             place = places[output.request_id]
@@ -128,3 +144,7 @@ def _stream(
 
 def _write(text: str) -> None:
     print(text, end="", flush=True)
+
+
+def _keep_silent(_: str) -> None:
+    pass
