@@ -178,6 +178,17 @@ class LateExecutor(CpuExecutor):
 
         return launch
 
+    def csr_launch(self) -> CsrLaunch:
+        """Return a launch that queues the twin."""
+        inner = super().csr_launch()
+
+        def launch(
+            table: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor, per_column: int
+        ) -> None:
+            self._queue.append(lambda: inner(table, indptr, indices, per_column))
+
+        return launch
+
     def mark(self) -> int:
         """Return a mark behind everything queued."""
         return len(self._queue)

@@ -41,8 +41,13 @@ def kv_cache_shape(
         state, of which a block holds one.
 
     Raises:
-        InvalidSpecError: ``num_blocks`` is no count, or there is no such member.
+        InvalidSpecError: ``num_blocks`` or ``state_shape`` holds no counts, or there is no
+            such member.
     """
+    _require("layout", layout, BlockTableLayout)
+    _require("state_shape", state_shape, Sequence)
+    if any(type(size) is not int or size < 1 for size in state_shape):
+        raise InvalidSpecError(f"state_shape must hold positive ints, not {state_shape!r}")
     if type(num_blocks) is not int or num_blocks < 1:
         raise InvalidSpecError(
             f"num_blocks must be an int of at least 1, not {num_blocks!r}", num_blocks=num_blocks
@@ -70,6 +75,8 @@ def kernel_block_view(
         WidthMismatchError: The cache has another shape, or strides that no view can cut.
         InvalidSpecError: There is no such member.
     """
+    _require("layout", layout, BlockTableLayout)
+    _require("cache", cache, torch.Tensor)
     states = layout.block_size // layout.tokens_per_state(member)
     if _is_recurrent(layout):
         return cache
@@ -101,7 +108,24 @@ def state_slots(
         slot_mapping: The group's slots, in tokens, [T] int64.
         positions: Place of each token in its request, [T] int64.
         tokens_per_state: Tokens that share a state.
+
+    Raises:
+        InvalidSpecError: ``tokens_per_state`` is no positive int.
+        WidthMismatchError: The slots and positions are no int64 vectors of one length.
     """
+    _require("slot_mapping", slot_mapping, torch.Tensor)
+    _require("positions", positions, torch.Tensor)
+    if type(tokens_per_state) is not int or tokens_per_state < 1:
+        raise InvalidSpecError(
+            f"tokens_per_state must be a positive int, not {tokens_per_state!r}",
+            tokens_per_state=tokens_per_state,
+        )
+    for tensor in (slot_mapping, positions):
+        if tensor.dtype != torch.int64 or tensor.shape != (len(slot_mapping),):
+            raise WidthMismatchError(
+                f"slots and positions must be int64 vectors of one length, not {tensor.dtype} of "
+                f"shape {tuple(tensor.shape)}"
+            )
     writes = (slot_mapping != PAD_SLOT) & ((positions + 1) % tokens_per_state == 0)
     return torch.where(writes, slot_mapping // tokens_per_state, PAD_SLOT)
 
@@ -120,7 +144,10 @@ def write_states(cache: torch.Tensor, slots: torch.Tensor, states: torch.Tensor)
     Raises:
         WidthMismatchError: The shapes do not go together.
         InvalidEditError: A slot lies outside the cache.
+        InvalidSpecError: An argument is no tensor.
     """
+    for name, tensor in (("cache", cache), ("slots", slots), ("states", states)):
+        _require(name, tensor, torch.Tensor)
     if states.shape != (*slots.shape, *cache.shape[2:]) or slots.dim() != 1 or cache.dim() < 2:
         raise WidthMismatchError(
             f"states {tuple(states.shape)} do not fit slots {tuple(slots.shape)} and a cache "
@@ -137,6 +164,14 @@ def write_states(cache: torch.Tensor, slots: torch.Tensor, states: torch.Tensor)
         )
     block = written // states_per_block
     cache[block, written % states_per_block] = states[slots != PAD_SLOT]
+
+
+def _require(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise InvalidSpecError(
+            f"{name} must be a {kind.__name__}, not {value!r} ({type(value).__name__})",
+            argument=name,
+        )
 
 
 def _is_recurrent(layout: BlockTableLayout) -> bool:

@@ -33,7 +33,7 @@ class CsrGatherer:
 
     def __init__(self, executor: Executor) -> None:
         """Gather on ``executor``'s device."""
-        self._device = executor.device
+        self._executor = executor
         self._launch = executor.csr_launch()
 
     def gather(
@@ -68,20 +68,21 @@ class CsrGatherer:
                 f"{indptr[-1]} elements are more than an int32 indptr can count",
                 num_elements=int(indptr[-1]),
             )
-        sent = self._send(np.concatenate((indptr, last_block_len)).astype(np.int32))
+        sent = self._send(np.concatenate((indptr, last_block_len)))
         starts, last = sent[: len(table) + 1], sent[len(table) + 1 :]
         dtype = torch.int64 if tokens else torch.int32
-        indices = torch.empty(int(indptr[-1]), dtype=dtype, device=self._device)
+        indices = torch.empty(int(indptr[-1]), dtype=dtype, device=self._executor.device)
         if indices.numel():
             self._launch(table, starts, indices, block if tokens else 0)
         return CsrTable(starts, indices, last)
 
     def _send(self, values: IntArray) -> torch.Tensor:
-        host = torch.from_numpy(values)
-        if self._device.type != "cuda":
-            return host
-        # a fresh pinned buffer each time: nobody writes it again while it is read
-        return host.pin_memory().to(self._device, non_blocking=True)
+        # host memory of its own, which nobody writes again while it is read
+        host = self._executor.host_ints(len(values))
+        host.numpy()[:] = values
+        sent = self._executor.empty(len(values), torch.int32)
+        self._executor.copy(sent, host)
+        return sent
 
 
 def _read_lengths(seq_lens: HostArray, num_reqs: int, layout: BlockTableLayout) -> IntArray:

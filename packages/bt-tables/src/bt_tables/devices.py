@@ -78,6 +78,7 @@ class CudaExecutor:
         """Use ``device``, the current one where it has no index."""
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
+        self._pins = True
 
     def empty(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Return memory of the device."""
@@ -88,6 +89,7 @@ class CudaExecutor:
         try:
             return torch.empty(size, dtype=torch.int32, pin_memory=True)
         except RuntimeError as error:
+            self._pins = False
             if not CudaExecutor._warned:
                 CudaExecutor._warned = True
                 warnings.warn(
@@ -100,7 +102,7 @@ class CudaExecutor:
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Queue the copy; from plain memory CUDA has read it when this returns."""
-        destination.copy_(source, non_blocking=True)
+        destination.copy_(source, non_blocking=self._pins)
 
     def fence(self) -> Fence:
         """Return an event."""
@@ -110,18 +112,38 @@ class CudaExecutor:
         """Return the kernel's launcher."""
         from .kernels.fused_step import step_launcher
 
-        return step_launcher(storage)
+        inner, index = step_launcher(storage), self.device.index
+
+        def launch(
+            packet: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, programs: int
+        ) -> None:
+            # Triton launches on the current device, whatever the tensors'
+            if torch.cuda.current_device() == index:
+                inner(packet, starts, positions, programs)
+            else:
+                with torch.cuda.device(index):
+                    inner(packet, starts, positions, programs)
+
+        return launch
 
     def csr_launch(self) -> CsrLaunch:
         """Return the kernel's launcher."""
-        from .kernels.gather_csr import gather_csr
+        from .kernels.gather_csr import gather_csr as inner
 
-        return gather_csr
+        def launch(
+            table: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor, per_column: int
+        ) -> None:
+            with torch.cuda.device(self.device):
+                inner(table, indptr, indices, per_column)
+
+        return launch
 
 
 def executor_for(device: str | torch.device | Executor) -> Executor:
     """Return what carries out steps on ``device``; an executor stands for itself."""
     if not isinstance(device, (str, torch.device)):
+        if not hasattr(device, "step_launch"):
+            raise InvalidSpecError(f"device must be a device or its name, not {device!r}")
         return device
     try:
         wanted = torch.device(device)

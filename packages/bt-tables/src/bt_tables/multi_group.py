@@ -12,7 +12,7 @@ from bt_width import BlockTableLayout
 from ._launch.arrays import HostArray, IntArray, flatten_ids, int_between
 from ._launch.engine import NO_ENTRIES, NO_RECORDS, Entries
 from ._launch.executor import Executor
-from ._launch.tokens import Tokens, read_tokens
+from ._launch.tokens import Tokens, read_tokens, vector_length
 from ._rows.host_rows import HostRows
 from .base import BlockTables
 
@@ -172,7 +172,7 @@ class MultiGroupBlockTable(BlockTables):
             WidthMismatchError: A tensor's dtype, shape, stride or device is wrong.
         """
         num_reqs = int_between(
-            "the number of requests", len(query_start_loc) - 1, 0, self._max_reqs
+            "the number of requests", vector_length(query_start_loc) - 1, 0, self._max_reqs
         )
         num_tokens = self._padded_tokens(num_tokens_padded)
         device = self._engine.device

@@ -9,17 +9,12 @@ import torch
 
 from bt_width import BlockTableLayout
 
-from ._launch.arrays import INT32, HostArray, IntArray, flatten_ids, host_array
-from ._launch.engine import NO_RECORDS, Entries
+from ._launch.arrays import INT32, HostArray, flatten_ids, host_array
 from ._launch.executor import Executor
-from ._launch.tokens import NO_TOKENS, Tokens, read_tokens
-from ._rows.batch import BatchMirror
-from ._rows.staging import StagedEdits
+from ._launch.tokens import NO_TOKENS, read_tokens
+from ._rows.device_rows import DeviceRows
 from .base import BlockTables
 from .step import StepBatch, StepTables
-
-_FEW_BLOCKS = 64
-"""An edit that writes no more is not measured."""
 
 _NO_REQUESTS = np.empty(0, np.int32)
 
@@ -65,8 +60,7 @@ class StagedBlockTables(BlockTables):
             max_steps_in_flight=max_steps_in_flight,
             rows_are_batch=False,
         )
-        self._edits = StagedEdits(self._records, self._checks, self._engine.ring)
-        self._mirror = BatchMirror(self._records, self._checks)
+        self._rows = DeviceRows(self._engine, self._records, self._checks)
 
     def append_block_ids(
         self, row: int, block_ids: Sequence[Sequence[int]], *, overwrite: bool = False
@@ -85,7 +79,7 @@ class StagedBlockTables(BlockTables):
         counts, ids = flatten_ids(block_ids, self._records.num_groups)
         row = self._checks.row(row)
         self._checks.ids(ids, counts)
-        self._edits.stage(
+        self._rows.edits.stage(
             np.array([row], np.int32),
             counts.astype(np.int32)[None],
             ids.astype(np.int32),
@@ -108,7 +102,7 @@ class StagedBlockTables(BlockTables):
             RowOverflowError: A row would hold more than it can.
             WidthMismatchError: A dtype or shape is wrong, or an array is not on the host.
         """
-        self._edits.stage(
+        self._rows.edits.stage(
             host_array("rows", rows, INT32, 1),
             host_array("counts", counts, INT32, 2),
             host_array("ids", ids, INT32, 1),
@@ -136,11 +130,12 @@ class StagedBlockTables(BlockTables):
             InvalidEditError: The row, the group or the count is none.
             RowOverflowError: The row has fewer blocks.
         """
-        self._edits.null_prefix(row, group, num_blocks)
+        self._rows.edits.null_prefix(row, group, num_blocks)
 
     def apply_staged_writes(self) -> None:
         """Carry out what is staged, in rows and in the batch rows that mirror them."""
-        self._run(None, _NO_REQUESTS, None)
+        if self.layouts:
+            self._rows.run(None, _NO_REQUESTS, None)
 
     def gather_block_tables(
         self, idx_mapping: HostArray, num_reqs_padded: int
@@ -157,7 +152,8 @@ class StagedBlockTables(BlockTables):
         """
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
         num_reqs = self._padded_reqs(num_reqs_padded, len(requests))
-        self._run(self._move(requests), requests, None)
+        if self.layouts:
+            self._rows.run(requests, requests, None)
         return self._engine.storage.block_tables(num_reqs)
 
     def compute_slot_mappings(
@@ -184,8 +180,9 @@ class StagedBlockTables(BlockTables):
         tokens = read_tokens(
             query_start_loc, positions, len(requests), num_tokens, self._engine.device
         )
-        self._checks.requests(requests)
-        self._run(None, requests, tokens)
+        if self.layouts:
+            self._checks.requests(requests)
+            self._rows.run(None, requests, tokens)
         return self._engine.storage.slot_mappings(num_tokens)
 
     def step(self, batch: StepBatch) -> StepTables:
@@ -200,7 +197,8 @@ class StagedBlockTables(BlockTables):
         num_reqs = self._padded_reqs(num_reqs, len(requests))
         num_tokens = self._padded_tokens(num_tokens)
         tokens = read_tokens(starts, positions, len(requests), num_tokens, self._engine.device)
-        self._run(self._move(requests), requests, tokens)
+        if self.layouts:
+            self._rows.run(requests, requests, tokens)
         storage = self._engine.storage
         return StepTables(storage.block_tables(num_reqs), storage.slot_mappings(num_tokens))
 
@@ -229,8 +227,7 @@ class StagedBlockTables(BlockTables):
 
         For when somebody else wrote to what a call returned, or a launch failed.
         """
-        self._mirror.forget()
-        self._engine.forget_slots()
+        self._rows.forget_batch()
 
     def rebind(self) -> None:
         """Make the tables whole after their memory was released and mapped again.
@@ -239,41 +236,4 @@ class StagedBlockTables(BlockTables):
         rows and slots at the next launch. A row's ids are what the memory kept of them:
         where that is nothing, replace or clear the row.
         """
-        storage, records = self._engine.storage, self._records
-        storage.fill_groups()
-        for group, facts in enumerate(storage.facts):
-            starts, ends = (
-                torch.from_numpy(records.ints[:, field][:, group] * facts.split).to(self.device)
-                for field in (records.nulled_before, records.blocks_before)
-            )
-            storage.null_outside(group, starts, ends)
-        self.invalidate()
-
-    def _move(self, requests: IntArray) -> IntArray | None:
-        return self._mirror.moves(requests) if self.layouts else None
-
-    def _run(self, copies: IntArray | None, requests: IntArray, tokens: Tokens | None) -> None:
-        """Launch what is staged, ``copies`` of rows, and the mapping of ``tokens``."""
-        if not self.layouts:
-            return
-        records, staged = self._records, self._edits
-        rows = staged.rows
-        edits = records.ints.take(rows, axis=0) if staged.num_edits else NO_RECORDS
-        longest = staged.longest
-        if copies is None:
-            copied = NO_RECORDS
-        else:
-            copied, longest = copies, records.longest_row
-        if longest > _FEW_BLOCKS:
-            longest = records.longest(edits, copied)
-        try:
-            self._engine.run(Entries(edits, copied, longest), requests, tokens)
-        except BaseException:
-            self._engine.await_packet()
-            self.invalidate()
-            raise
-        if staged.num_edits:
-            records.settle(rows, edits)
-            staged.clear()
-        if copies is not None:
-            self._mirror.settle(requests, copies)
+        self._rows.restore()

@@ -30,7 +30,8 @@ def int_between(name: str, value: SupportsIndex, low: int, high: int) -> int:
     """
     try:
         index = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):
+        # torch raises the latter where a tensor has no data
         index = None
     if index is None or not low <= index <= high:
         raise InvalidEditError(

@@ -47,7 +47,7 @@ class Storage:
             InvalidSpecError: The layouts are of different limits, or a block's tokens
                 over all ranks leave int32.
         """
-        self.layouts = tuple(layouts)
+        self.layouts = _checked(layouts)
         self.limits = _common_limits(self.layouts)
         self.num_rows = self.limits.max_num_reqs if self.layouts else 0
         table_bases, table_size = _bases(
@@ -114,6 +114,17 @@ class Storage:
             found = self._slots[:, :num_tokens]
             self._leading_slots[num_tokens] = found
         return found
+
+
+def _checked(layouts: Sequence[BlockTableLayout]) -> tuple[BlockTableLayout, ...]:
+    if not isinstance(layouts, Sequence):
+        raise InvalidSpecError(f"layouts must be a sequence of plans, not {layouts!r}")
+    for group, layout in enumerate(layouts):
+        if not isinstance(layout, BlockTableLayout):
+            raise InvalidSpecError(
+                f"the plan of group {group} must be a BlockTableLayout, not {layout!r}", group=group
+            )
+    return tuple(layouts)
 
 
 def _common_limits(layouts: Sequence[BlockTableLayout]) -> ServingLimits:

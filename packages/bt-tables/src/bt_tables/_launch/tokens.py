@@ -30,6 +30,21 @@ class Tokens(NamedTuple):
 NO_TOKENS = Tokens(np.zeros(1, np.int32), np.empty(0, np.int64), 0)
 
 
+def vector_length(starts: HostArray) -> int:
+    """Return how many elements ``query_start_loc`` has.
+
+    Raises:
+        WidthMismatchError: It is no vector.
+    """
+    shape = tuple[int, ...](getattr(starts, "shape", ()))
+    if len(shape) != 1:
+        raise WidthMismatchError(
+            f"query_start_loc must be a vector, not {type(starts).__name__} of shape {list(shape)}",
+            argument="query_start_loc",
+        )
+    return int(shape[0])
+
+
 def read_tokens(
     starts: HostArray,
     positions: HostArray,
