@@ -12,29 +12,18 @@ from typing import Any
 
 import pytest
 from tests.support.source_trees import PACKAGES, ROOT
+from tests.support.wheels import build_all, folder_of
 
 pytest.importorskip("hatchling")
 requirements = pytest.importorskip("packaging.requirements")
 
-FOLDERS = [ROOT / "packages" / package.replace("_", "-") for package in PACKAGES]
+FOLDERS = [folder_of(package) for package in PACKAGES]
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A wheel of each package, built without a network, by import name."""
-    target = tmp_path_factory.mktemp("wheels")
-    built = {}
-    for package, folder in zip(PACKAGES, FOLDERS, strict=True):
-        done = subprocess.run(
-            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        (built[package],) = target.glob(f"{package}-*.whl")
-    return built
+    return build_all(tmp_path_factory.mktemp("wheels"), "wheel")
 
 
 def metadata(wheel: Path) -> Message:
@@ -46,7 +35,7 @@ def metadata(wheel: Path) -> Message:
 
 def version_of(package: str) -> str:
     """The literal in a package's ``__init__``, read without importing it."""
-    path = ROOT / "packages" / package.replace("_", "-") / "src" / package / "__init__.py"
+    path = folder_of(package) / "src" / package / "__init__.py"
     found = re.search(r'^__version__ = "([^"]+)"$', path.read_text(encoding="utf-8"), re.MULTILINE)
     assert found, path
     return found[1]
@@ -65,7 +54,7 @@ def test_a_wheel_holds_its_package_and_nothing_else(package: str, wheels: dict[s
     assert {name.partition("/")[0] for name in names} == {package, info}
     assert f"{package}/py.typed" in names
     assert f"{info}/licenses/LICENSE" in names
-    source = ROOT / "packages" / package.replace("_", "-") / "src"
+    source = folder_of(package) / "src"
     written = {str(path.relative_to(source)) for path in source.rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == written
 
