@@ -1,0 +1,61 @@
+"""Ranks as processes: they decode together, and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LOCAL = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+PATIENCE_S = 120
+
+
+def _start(command: list[str], **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        env=os.environ | LOCAL | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_torchrun_starts_ranks_that_decode_as_one(tmp_path: Path) -> None:
+    """The first one prints and checks; one token is shorter than any interleave."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("A\nA line that both ranks keep a part of, in turns of four tokens.\n")
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bt_runner"]
+    options = ["--prompts", str(prompts), "--max-new-tokens", "3", "--interleave", "4"]
+    out, err = _start([*launcher, "demo", *options]).communicate(timeout=PATIENCE_S)
+    assert "bt-runner demo on 2 ranks, cpu, float64" in out, err
+    assert out.count("2 of 2 requests match the dense reference, 6 tokens") == 1
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_ends_the_others(killed: int) -> None:
+    """With a code that is not zero, and within 30 seconds."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = ["bt_runner", "demo", "--max-new-tokens", "2000", "--no-check"]
+    ranks = [_start(command, RANK=str(rank), **together) for rank in range(2)]
+    try:
+        first_line = ranks[0].stdout.readline() if ranks[0].stdout else ""
+        assert "2 ranks" in first_line
+        ranks[killed].send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        _, err = ranks[1 - killed].communicate(timeout=PATIENCE_S)
+        assert time.monotonic() - began < 30
+        assert ranks[1 - killed].returncode not in (0, None)
+        assert f"rank {1 - killed} of 2 lost another one" in err
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
