@@ -508,6 +508,16 @@ def test_a_refused_batch_leaves_the_tables_as_they_were(
     assert found.slot_mappings.tolist() == [[65]]
 
 
+def test_more_requests_than_rows_are_refused() -> None:
+    tables = one_group()
+    batch = batch_of([0] * 7)
+
+    with pytest.raises(InvalidEditError, match="the number of requests"):
+        tables.compute_slot_mappings(batch.idx_mapping, batch.query_start_loc, batch.positions, 0)
+    with pytest.raises(InvalidEditError, match="num_reqs_padded"):
+        tables.gather_block_tables(batch.idx_mapping, 7)
+
+
 def test_layouts_of_different_limits_do_not_mix() -> None:
     other = ServingLimits(max_model_len=513, max_num_reqs=6, max_num_batched_tokens=64)
 

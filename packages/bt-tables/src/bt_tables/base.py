@@ -45,7 +45,8 @@ class BlockTables:
         self._engine = StepEngine(
             layouts,
             executor,
-            max_steps_in_flight=max_steps_in_flight,
+            # rows in batch order take two launches a step: a commit and the slots
+            num_packets=max_steps_in_flight * (2 if rows_are_batch else 1),
             rows_are_batch=rows_are_batch,
         )
         storage = self._engine.storage

@@ -153,5 +153,11 @@ def executor_for(device: str | torch.device | Executor) -> Executor:
         case "cpu":
             return CpuExecutor()
         case "cuda":
+            # is_available initialises nothing
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            if (wanted.index or 0) >= count:
+                raise InvalidSpecError(
+                    f"there is no {device}: {count} CUDA devices", device=str(device), count=count
+                )
             return CudaExecutor(wanted)
     raise InvalidSpecError(f"tables lie on a CPU or on CUDA, not on {device}", device=str(device))

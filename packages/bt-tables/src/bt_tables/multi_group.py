@@ -43,7 +43,8 @@ class MultiGroupBlockTable(BlockTables):
             device: Where the tables lie.
             num_blocks: The pool of each group, block 0 included; without it only ids
                 whose kernel-block ids leave int32 are refused.
-            max_steps_in_flight: Commits whose packets may wait to be read by the device.
+            max_steps_in_flight: Steps, of a commit and its slots each, whose packets may wait
+                to be read by the device.
 
         Raises:
             InvalidSpecError: An argument is no such number, or the layouts are planned

@@ -9,7 +9,7 @@ import torch
 
 from bt_width import BlockTableLayout
 
-from ._launch.arrays import INT32, HostArray, flatten_ids, host_array
+from ._launch.arrays import INT32, HostArray, flatten_ids, host_array, int_between
 from ._launch.executor import Executor
 from ._launch.tokens import NO_TOKENS, read_tokens
 from ._rows.device_rows import DeviceRows
@@ -176,6 +176,7 @@ class StagedBlockTables(BlockTables):
             WidthMismatchError: A tensor's dtype, shape, stride or device is wrong.
         """
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
+        int_between("the number of requests", len(requests), 0, self._max_reqs)
         num_tokens = self._padded_tokens(num_tokens_padded)
         tokens = read_tokens(
             query_start_loc, positions, len(requests), num_tokens, self._engine.device

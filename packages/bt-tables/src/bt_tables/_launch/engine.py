@@ -56,7 +56,7 @@ class StepEngine:
         layouts: Sequence[BlockTableLayout],
         executor: Executor,
         *,
-        max_steps_in_flight: int,
+        num_packets: int,
         rows_are_batch: bool,
     ) -> None:
         """Allocate everything that steps of ordinary size need.
@@ -72,7 +72,7 @@ class StepEngine:
         self._max_split = max((facts.split for facts in self.storage.facts), default=1)
         num_rows = self.storage.num_rows
         capacity = num_rows * (record + 8) + 4096
-        self.ring = HostRing(executor, num_rows, max_steps_in_flight, capacity)
+        self.ring = HostRing(executor, num_rows, num_packets, capacity)
         self._launch = executor.step_launch(self.storage)
         self._slots_used = 0
 
