@@ -18,9 +18,11 @@ from bt_width import (
     RingSpec,
     ServingLimits,
     SlidingWindowSpec,
+    _command,
     index_buffer_bytes,
     table_bytes,
 )
+from bt_width.__main__ import main
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -280,3 +282,30 @@ def test_version_is_the_packages() -> None:
 
     assert done.returncode == 0
     assert done.stdout.split() == ["bt-width", bt_width.__version__]
+
+
+def test_a_reader_that_goes_away_gets_no_traceback() -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "bt_width", "plan", "--group", "ring:4", "--max-model-len", "9"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout is not None
+    writer.stdout.close()
+    assert writer.stderr is not None
+
+    said = writer.stderr.read()
+    writer.stderr.close()
+
+    assert writer.wait(timeout=60) == 1
+    assert said == ""
+
+
+def test_an_interrupt_ends_with_the_code_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_command, "main", interrupted)
+
+    assert main() == 130

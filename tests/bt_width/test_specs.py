@@ -11,6 +11,7 @@ import pytest
 import bt_width
 from bt_width import (
     AttentionSpec,
+    BlockTableLayout,
     InvalidSpecError,
     LayerSpec,
     MambaSpec,
@@ -18,6 +19,8 @@ from bt_width import (
     SlidingWindowSpec,
     UniformSpec,
 )
+
+from tests.support.plans import serving_limits
 
 pytestmark = pytest.mark.fast
 
@@ -188,3 +191,13 @@ def test_a_mode_is_one_of_two(bad: Any) -> None:
 def test_a_refusal_says_the_number() -> None:
     with pytest.raises(InvalidSpecError, match="-17"):
         AttentionSpec(block_size=-17)
+
+
+def test_f2_a_kind_derived_from_another_is_refused() -> None:
+    """It would be planned as what it derives from, whatever it says of itself."""
+    derived: Any = type("Derived", (RingSpec,), {})
+
+    with pytest.raises(InvalidSpecError, match="Derived"):
+        BlockTableLayout.plan(derived(block_size=4), serving_limits(100))
+    with pytest.raises(InvalidSpecError, match="Derived"):
+        UniformSpec(members={"layer": derived(block_size=4)})

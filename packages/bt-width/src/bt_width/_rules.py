@@ -10,7 +10,6 @@ from .limits import ServingLimits
 from .specs import (
     AttentionSpec,
     CacheSpec,
-    LayerSpec,
     MambaSpec,
     RingSpec,
     SlidingWindowSpec,
@@ -135,14 +134,14 @@ def check_plan(spec: CacheSpec, limits: ServingLimits, kernel_block_size: int) -
             block_size=block_size,
             kernel_block_size=kernel_block_size,
         )
-    for layer in layers:
-        if isinstance(layer, AttentionSpec):
-            _require_whole_states(layer.tokens_per_state, "kernel_block_size", kernel_block_size)
+    states = [layer.tokens_per_state for layer in layers if isinstance(layer, AttentionSpec)]
+    _require_whole_states(states, "kernel_block_size", kernel_block_size)
     if rule.shards > 1:
-        _check_interleave(layers, limits.context_parallel.interleave, block_size)
+        _check_interleave(limits.context_parallel.interleave, block_size)
+        _require_whole_states(states, "interleave", limits.context_parallel.interleave)
 
 
-def _check_interleave(layers: tuple[LayerSpec, ...], interleave: int, block_size: int) -> None:
+def _check_interleave(interleave: int, block_size: int) -> None:
     if block_size % interleave:
         raise InvalidSpecError(
             f"interleave {interleave} must divide block_size {block_size}, "
@@ -150,16 +149,14 @@ def _check_interleave(layers: tuple[LayerSpec, ...], interleave: int, block_size
             interleave=interleave,
             block_size=block_size,
         )
-    for layer in layers:
-        if isinstance(layer, AttentionSpec):
-            _require_whole_states(layer.tokens_per_state, "interleave", interleave)
 
 
-def _require_whole_states(tokens_per_state: int, name: str, value: int) -> None:
-    if value % tokens_per_state:
-        raise InvalidSpecError(
-            f"tokens_per_state {tokens_per_state} must divide {name} {value}, "
-            "or a state would be cut in two",
-            tokens_per_state=tokens_per_state,
-            **{name: value},
-        )
+def _require_whole_states(states: list[int], name: str, value: int) -> None:
+    for tokens_per_state in states:
+        if value % tokens_per_state:
+            raise InvalidSpecError(
+                f"tokens_per_state {tokens_per_state} must divide {name} {value}, "
+                "or a state would be cut in two",
+                tokens_per_state=tokens_per_state,
+                **{name: value},
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import SupportsIndex
+from typing import SupportsIndex, assert_never
 
 from ._checks import as_index, require_instance, require_int
 from .errors import InvalidSpecError
@@ -49,16 +49,20 @@ def index_buffer_bytes(layout: BlockTableLayout) -> int:
 def addressable_tokens(layout: BlockTableLayout) -> int | None:
     """Return how many tokens of a request a row can address, on all ranks together.
 
-    A ring addresses every position that has a slot; a group without slots none: None.
+    Never more than there are positions with a slot, and a ring addresses them all; a
+    group without slots none: None.
     """
     _require_layout(layout)
     match layout.slot_mode:
         case "block":
-            return layout.width * layout.kernel_block_size * layout.shards
+            tokens = layout.width * layout.kernel_block_size * layout.shards
+            return min(tokens, MAX_POSITION + 1)
         case "ring":
             return MAX_POSITION + 1
         case "none":
             return None
+        case _ as mode:
+            assert_never(mode)
 
 
 def max_addressable_blocks(elements_per_block: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self, SupportsIndex
+from typing import NamedTuple, Self, SupportsIndex, assert_never
 
 from ._checks import as_index, require_instance
 from ._rules import GroupKind, GroupRule, SlotMode, check_plan, rule_of
@@ -258,6 +258,8 @@ class BlockTableLayout:
                 return Location(context.rank, 0, index % self.block_size)
             case "block":
                 rank, local = context.rank, index
+            case _ as mode:
+                assert_never(mode)
         if self.shards > 1:
             rank, local = context.place(index)
         column, offset = divmod(local, self.kernel_block_size)

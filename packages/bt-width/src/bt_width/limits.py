@@ -13,7 +13,7 @@ class ContextParallel:
     """How the tokens of a request are spread over ranks that share its cache.
 
     The size is stated, never inferred from world sizes: engines disagree on which
-    of their parallel groups shard a cache (CASES.md E4).
+    of their parallel groups shard a cache.
 
     Attributes:
         size: Ranks that share a sharded group's tokens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard, final
 
 from ._checks import require_instance, require_int
 from .errors import InvalidSpecError
@@ -17,6 +17,7 @@ def _require_alignment(token_alignment: int | None) -> None:
         require_int("token_alignment", token_alignment, minimum=1)
 
 
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Full attention, MLA or a DSA indexer: every token of a request keeps its place.
@@ -42,6 +43,7 @@ class AttentionSpec:
         _require_alignment(self.token_alignment)
 
 
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindowSpec:
     """Attention over the last tokens only; blocks behind the window are given back.
@@ -68,6 +70,7 @@ class SlidingWindowSpec:
         _require_alignment(self.token_alignment)
 
 
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
     """Recurrent state: a block holds a state, not tokens; replicated, never split.
@@ -92,6 +95,7 @@ class MambaSpec:
         require_int("num_speculative_blocks", self.num_speculative_blocks, minimum=0)
 
 
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingSpec:
     """One block a request, written round and round; replicated, never split.
@@ -113,6 +117,12 @@ LayerSpec: TypeAlias = AttentionSpec | SlidingWindowSpec | MambaSpec | RingSpec
 _LAYER_KINDS = (AttentionSpec, SlidingWindowSpec, MambaSpec, RingSpec)
 
 
+def _is_layer(spec: object) -> TypeGuard[LayerSpec]:
+    # not isinstance: a kind derived from another would count as that other
+    return type(spec) in _LAYER_KINDS
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class UniformSpec:
     """Layers that share one table: of one kind, and equal but for ``tokens_per_state``.
@@ -138,17 +148,20 @@ def _as_pairs(
     members: Mapping[str, LayerSpec] | Iterable[tuple[str, LayerSpec]],
 ) -> tuple[tuple[str, LayerSpec], ...]:
     try:
-        by_name = dict(members)
-        pairs = tuple(sorted(by_name.items()))
+        listed = list(members.items() if isinstance(members, Mapping) else members)
+        pairs = tuple(sorted(dict(listed).items()))
     except (TypeError, ValueError):
         raise InvalidSpecError(
             f"members must map names to specs, not {members!r}", members=members
         ) from None
     if not pairs:
         raise InvalidSpecError("a UniformSpec needs at least one member", members=())
+    if len(pairs) != len(listed):
+        names = [name for name, _ in listed]
+        raise InvalidSpecError(f"a member's name occurs twice in {names}", members=names)
     for name, member in pairs:
         require_instance("a member's name", name, str, wanted="a str")
-        if not isinstance(member, _LAYER_KINDS):
+        if not _is_layer(member):
             raise InvalidSpecError(
                 f"member {name!r} must be a spec of one layer, not {member!r}; "
                 "a UniformSpec does not nest",
@@ -181,9 +194,9 @@ def _refuse_members(first: str, second: str, fact: str, ours: object, theirs: ob
 
 def layers_of(spec: CacheSpec) -> tuple[LayerSpec, ...]:
     """Return the specs of a group's layers; the first one speaks for what they share."""
-    if isinstance(spec, UniformSpec):
+    if type(spec) is UniformSpec:
         return tuple(member for _, member in spec.members)
-    if isinstance(spec, _LAYER_KINDS):
+    if _is_layer(spec):
         return (spec,)
     raise InvalidSpecError(
         f"spec must be a cache spec, not {spec!r} ({type(spec).__name__})", value=spec
