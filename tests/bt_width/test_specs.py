@@ -7,6 +7,7 @@ import typing
 from typing import Any
 
 import pytest
+from tests.support.plans import serving_limits
 
 import bt_width
 from bt_width import (
@@ -19,8 +20,6 @@ from bt_width import (
     SlidingWindowSpec,
     UniformSpec,
 )
-
-from tests.support.plans import serving_limits
 
 pytestmark = pytest.mark.fast
 
