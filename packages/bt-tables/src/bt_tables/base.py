@@ -17,6 +17,9 @@ from ._rows.records import RowRecords
 from .csr import CsrGatherer, CsrTable
 from .devices import executor_for
 
+_MAX_PACKETS = 1024
+"""Steps in flight that no engine needs: a slip, and one packet of host memory each."""
+
 
 class BlockTables:
     """Tables of one or more groups on a device."""
@@ -35,10 +38,12 @@ class BlockTables:
         Raises:
             InvalidSpecError: An argument is no such number, or layouts do not go together.
         """
-        if type(max_steps_in_flight) is not int or max_steps_in_flight < 1:
+        if type(max_steps_in_flight) is not int or not 1 <= max_steps_in_flight <= _MAX_PACKETS:
             raise InvalidSpecError(
-                f"max_steps_in_flight must be an int of at least 1, not {max_steps_in_flight!r}",
+                f"max_steps_in_flight must be an int in 1..{_MAX_PACKETS}, each of which takes "
+                f"host memory, not {max_steps_in_flight!r}",
                 max_steps_in_flight=max_steps_in_flight,
+                max_packets=_MAX_PACKETS,
             )
         executor = executor_for(device)
         self._gatherer = CsrGatherer(executor)

@@ -61,7 +61,7 @@ class BlockTableSanitizer:
             InvalidEditError: There is not one pool for each group.
         """
         plans = _plans_of(layouts, num_blocks)
-        if mode not in ("raise", "report"):
+        if not isinstance(mode, str) or mode not in ("raise", "report"):
             raise InvalidSpecError(f'mode must be "raise" or "report", not {mode!r}', mode=mode)
         self._mode = mode
         self._max_findings = _require_count("max_findings", max_findings)
