@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from bt_width import BlockTableLayout
 
@@ -42,6 +43,24 @@ class Entries(NamedTuple):
 NO_ENTRIES = Entries(NO_RECORDS, NO_RECORDS, 0)
 
 
+class _Inputs(NamedTuple):
+    """Where a launch finds the tokens: in the packet, or in the caller's tensors.
+
+    Attributes:
+        starts: What holds the query starts, on the device.
+        starts_at: Where in it they start.
+        positions: What holds the positions, on the device.
+        positions_at: Where in it they start, in int64s.
+        end: Where the packet ends.
+    """
+
+    starts: torch.Tensor
+    starts_at: int
+    positions: torch.Tensor
+    positions_at: int
+    end: int
+
+
 class StepEngine:
     """Sends packets and launches them.
 
@@ -71,6 +90,7 @@ class StepEngine:
         self._record_ints = record
         self._max_split = max((facts.split for facts in self.storage.facts), default=1)
         num_rows = self.storage.num_rows
+        # an edit of every row, a decode batch of all of them, and a prompt's ids
         capacity = num_rows * (record + 8) + 4096
         self.ring = HostRing(executor, num_rows, num_packets, capacity)
         self._launch = executor.step_launch(self.storage)
@@ -85,62 +105,43 @@ class StepEngine:
             tokens: The tokens to map, or None to leave the slots alone. Slots of earlier
                 steps at or above the bound are padded.
         """
-        num_edits, num_copies = len(entries.edits), len(entries.copies)
-        num_entries = num_edits + num_copies
+        num_edits, num_requests = len(entries.edits), len(requests)
+        num_entries = num_edits + len(entries.copies)
         slots_end = max(tokens.bound, self._slots_used) if tokens else 0
         if not (num_entries or slots_end):
             return
         inputs = tokens or NO_TOKENS
-        num_requests, bound = len(requests), inputs.bound
-        packet = self.ring.open()
-        at = packet.used
-        needed = at + num_entries * self._record_ints + 2 * (num_requests + 1 + bound)
-        packet = self.ring.with_room(packet, needed)
-        entries_at = at
-        at = _put_records(packet, at, entries.edits)
-        at = _put_records(packet, at, entries.copies)
+        more = num_entries * self._record_ints + 2 * (num_requests + 1 + inputs.bound)
+        packet = self.ring.with_room(more)
+        entries_at = packet.used
+        copies_at = _put_records(packet, entries_at, entries.edits)
+        requests_at = _put_records(packet, copies_at, entries.copies)
+        placed = _put_inputs(packet, requests_at, requests, inputs)
 
-        requests_at = at
-        at += num_requests
-        packet.ints[requests_at:at] = requests
-        starts, starts_at, positions, positions_at = inputs.starts, 0, inputs.positions, 0
-        if isinstance(starts, np.ndarray):
-            starts_at = at
-            at += num_requests + 1
-            packet.ints[starts_at:at] = starts
-            starts = packet.device_ints
-        if isinstance(positions, np.ndarray):
-            positions_at = (at + 1) >> 1
-            end = positions_at + bound
-            packet.longs[positions_at:end] = positions[:bound]
-            at = 2 * end
-            positions = packet.device_longs
-
-        num_groups = self._num_groups
         token_tiles = -(-slots_end // TOKEN_TILE)
-        chunks = self._chunks(entries)
+        chunks = self._chunks(num_entries, entries.longest)
         HEADER_STRUCT.pack_into(
             packet.buffer,
             0,
-            num_groups,
+            self._num_groups,
             entries_at,
             num_edits,
             num_entries,
             requests_at,
             num_requests,
-            starts_at,
-            positions_at,
-            bound,
+            placed.starts_at,
+            placed.positions_at,
+            inputs.bound,
             slots_end,
             token_tiles,
             chunks,
         )
-        packet.send(at)
-        programs = num_groups * (token_tiles + num_entries * chunks)
-        self._launch(packet.device_ints, starts, positions, programs)
+        packet.send(placed.end)
+        programs = self._num_groups * (token_tiles + num_entries * chunks)
+        self._launch(packet.device_ints, placed.starts, placed.positions, programs)
         self.ring.close()
         if tokens:
-            self._slots_used = bound
+            self._slots_used = inputs.bound
 
     def launch_nothing(self) -> None:
         """Launch a step without work, for what that compiles."""
@@ -160,18 +161,37 @@ class StepEngine:
         """Any slot may hold anything from now on."""
         self._slots_used = self.storage.num_slots
 
-    def _chunks(self, entries: Entries) -> int:
+    def _chunks(self, num_entries: int, longest: int) -> int:
         """Return how many programs share a record's columns; any number would be right."""
-        columns = entries.longest * self._max_split
+        columns = longest * self._max_split
         if columns <= COLUMN_TILE:
             return 1
-        programs = (len(entries.edits) + len(entries.copies)) * self._num_groups
-        return max(1, min(-(-columns // COLUMN_TILE), MAX_COLUMN_PROGRAMS // programs))
+        most = MAX_COLUMN_PROGRAMS // (num_entries * self._num_groups)
+        return max(1, min(-(-columns // COLUMN_TILE), most))
 
 
-def _put_records(packet: Packet, at: int, found: IntArray) -> int:
-    if not len(found):
+def _put_records(packet: Packet, at: int, records: IntArray) -> int:
+    """Write records; return where they end."""
+    if not len(records):
         return at
-    end = at + found.size
-    packet.ints[at:end] = found.reshape(-1)
+    end = at + records.size
+    packet.ints[at:end] = records.reshape(-1)
     return end
+
+
+def _put_inputs(packet: Packet, at: int, requests: IntArray, tokens: Tokens) -> _Inputs:
+    """Write the requests, and what of the tokens is on the host."""
+    end = at + len(requests)
+    packet.ints[at:end] = requests
+    starts, starts_at = tokens.starts, 0
+    if isinstance(starts, np.ndarray):
+        starts_at, end = end, end + len(starts)
+        packet.ints[starts_at:end] = starts
+        starts = packet.device_ints
+    positions, positions_at = tokens.positions, 0
+    if isinstance(positions, np.ndarray):
+        positions_at = (end + 1) // 2
+        positions_end = positions_at + tokens.bound
+        packet.longs[positions_at:positions_end] = positions[: tokens.bound]
+        positions, end = packet.device_longs, 2 * positions_end
+    return _Inputs(starts, starts_at, positions, positions_at, end)

@@ -31,22 +31,6 @@ class Packet:
         ids_at: Where ids start.
     """
 
-    __slots__ = (
-        "_executor",
-        "_fence",
-        "_host",
-        "_sends",
-        "buffer",
-        "capacity",
-        "device_ints",
-        "device_longs",
-        "edit_of_row",
-        "ids_at",
-        "ints",
-        "longs",
-        "used",
-    )
-
     def __init__(self, executor: Executor, num_rows: int, capacity: int) -> None:
         """Allocate both sides."""
         self._executor = executor
@@ -70,7 +54,7 @@ class Packet:
 
     def send(self, num_ints: int) -> None:
         """Send the first ``num_ints`` in one copy."""
-        size = (num_ints + _ROUND_INTS - 1) & -_ROUND_INTS
+        size = _rounded(num_ints)
         views = self._sends.get(size)
         if views is None:
             views = self._sends[size] = (self.device_ints[:size], self._host[:size])
@@ -109,23 +93,22 @@ class HostRing:
 
     def put(self, ids: IntArray) -> int:
         """Write ids behind what the open packet holds; return where they start."""
-        packet = self.open()
+        packet = self.with_room(len(ids))
         start = packet.used
-        end = start + len(ids)
-        if end > packet.capacity:
-            packet = self.with_room(packet, end)
-        packet.ints[start:end] = ids
-        packet.used = end
+        packet.used = start + len(ids)
+        packet.ints[start : packet.used] = ids
         return start
 
-    def with_room(self, packet: Packet, num_ints: int) -> Packet:
-        """Return the open packet with room for ``num_ints`` in all, replaced if it must be.
+    def with_room(self, num_ints: int) -> Packet:
+        """Return the open packet with room for as many more, in a larger one if it must be.
 
         The device has read whatever was sent from the packet that is replaced.
         """
-        if num_ints <= packet.capacity:
+        packet = self.open()
+        needed = packet.used + num_ints
+        if needed <= packet.capacity:
             return packet
-        grown = Packet(self._executor, self._num_rows, max(num_ints, 2 * packet.capacity))
+        grown = Packet(self._executor, self._num_rows, max(needed, 2 * packet.capacity))
         grown.ints[: packet.used] = packet.ints[: packet.used]
         grown.used = packet.used
         self._packets[self._turn] = grown

@@ -82,12 +82,10 @@ class BatchMirror:
         """
         records, changed, wanted = self._records, self._changed, self._wanted
         is_row = wanted >= 0
-        unmirrored = is_row.copy()
-        unmirrored[is_row] = records.ints[wanted[is_row], BATCH_ROW_AT] == NOWHERE
+        unmirrored = is_row & (records.ints[wanted, BATCH_ROW_AT] == NOWHERE)
         # of a row that is twice in the batch, the last one mirrors it
         records.ints[wanted[unmirrored], BATCH_ROW_AT] = changed[unmirrored]
-        mirrors = is_row.copy()
-        mirrors[is_row] = records.ints[wanted[is_row], BATCH_ROW_AT] == changed[is_row]
+        mirrors = is_row & (records.ints[wanted, BATCH_ROW_AT] == changed)
         self._row_of[changed] = np.where(mirrors, wanted, np.where(is_row, _STALE, _NULL))
         self._filled[changed] = copies[:, records.blocks]
         self._num_used = len(requests)
