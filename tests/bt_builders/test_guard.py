@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from tests.support.batches import Request, make_batch
+from tests.support.plain_builders import int32
 from tests.support.plans import plan, serving_limits
 from tests.support.poison import POISON
 
@@ -20,7 +22,9 @@ from bt_width import (
     AttentionSpec,
     BlockTableLayout,
     InvalidEditError,
+    InvalidSpecError,
     MambaSpec,
+    RowOverflowError,
     WidthMismatchError,
 )
 
@@ -113,10 +117,16 @@ def test_every_vector_is_checked(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("counts", "name"),
-    [({"num_reqs": 5}, "num_reqs 5"), ({"num_tokens": 65}, "num_tokens 65")],
-    ids=["rows", "tokens"],
+    [
+        ({"num_reqs": 5}, "num_reqs must be an int in 0..4"),
+        ({"num_tokens": 65}, "num_tokens must be an int in 0..64"),
+        ({"max_query_len": 65}, "max_query_len must be an int in 0..64"),
+        ({"num_reqs": -1}, "not -1"),
+        ({"num_tokens": 4.0}, "not 4.0"),
+    ],
+    ids=["rows", "tokens", "query", "negative", "float"],
 )
-def test_more_than_the_limits_is_refused(counts: dict[str, int], name: str) -> None:
+def test_more_than_the_limits_is_refused(counts: dict[str, object], name: str) -> None:
     layout = plan(AttentionSpec(block_size=16), 200)
     common = make_batch(layout, [Request(40, 2), Request(20, 2)])
 
@@ -132,7 +142,7 @@ def test_field_3_2_more_rows_than_planned_never_grow_a_buffer() -> None:
     address = builder._decode._rows.table.data_ptr()
     common = make_batch(roomy, [Request(20, 1)] * 5)
 
-    with pytest.raises(InvalidEditError, match="num_reqs 5"):
+    with pytest.raises(InvalidEditError, match="not 5"):
         builder.build(replace(common, layout=layout))
 
     assert builder._decode._rows.table.data_ptr() == address
@@ -159,3 +169,53 @@ def test_field_3_1_a_shorter_plan_of_equal_width_is_another_plan() -> None:
 
     with pytest.raises(WidthMismatchError, match="planned differently"):
         BatchGuard(ours, "cpu").check(make_batch(theirs, [Request(40, 1)]))
+
+
+def test_a_request_longer_than_a_row_is_refused() -> None:
+    """What was planned for drafts past the longest request is no overflow."""
+    layout = plan(AttentionSpec(block_size=16), 200, lookahead_tokens=3)
+    guard = BatchGuard(layout, "cpu")
+    common = make_batch(layout, [Request(203, 2)])
+
+    guard.check(common)
+    with pytest.raises(RowOverflowError, match="not 204"):
+        guard.check(replace(common, max_seq_len=204))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"query_start_loc_host": [0, 3, 2]}, "must ascend"),
+        ({"query_start_loc_host": [1, 2, 4]}, "must ascend"),
+        ({"query_start_loc_host": [0, 2, 5]}, "must ascend"),
+        ({"seq_lens_upper_bound_host": [40, 1]}, "more tokens in this step"),
+        ({"seq_lens_upper_bound_host": [40, 41]}, "max_seq_len is 40"),
+        ({"query_start_loc_host": [0, 1, 4]}, "max_query_len is 2"),
+    ],
+    ids=["back", "not-from-0", "past-the-tokens", "short-bound", "loose-bound", "long-query"],
+)
+def test_host_numbers_that_contradict_each_other_are_refused(
+    changes: dict[str, list[int]], word: str
+) -> None:
+    layout = plan(AttentionSpec(block_size=16), 200)
+    common = make_batch(layout, [Request(40, 2), Request(20, 2)])
+    tensors = {name: int32(values) for name, values in changes.items()}
+
+    with pytest.raises(InvalidEditError, match=word):
+        BatchGuard(layout, "cpu").check(replace(common, **tensors))  # type: ignore[arg-type]  # tensors by name
+
+
+def test_something_that_is_no_batch_is_refused() -> None:
+    layout = plan(AttentionSpec(block_size=16), 200)
+    common = make_batch(layout, [Request(40, 2)])
+    wrong: list[Any] = [None, "batch", replace(common, layout=None)]  # type: ignore[arg-type]  # the fault under test
+
+    for each in wrong:
+        with pytest.raises(InvalidSpecError):
+            BatchGuard(layout, "cpu").check(each)
+
+
+@pytest.mark.parametrize("device", ["nowhere", "cuda:99", None, 3.5], ids=str)
+def test_a_device_that_is_not_there_is_refused(device: Any) -> None:
+    with pytest.raises(InvalidSpecError, match="device"):
+        BatchGuard(plan(AttentionSpec(block_size=16), 200), device)

@@ -77,12 +77,14 @@ def test_b6_columns_of_the_reports(computed: int, block_size: int, column: int) 
 
 
 def test_b6_a_column_past_the_width_raises_on_the_host() -> None:
+    """The longest request that fits writes its last column; one more token is refused."""
     layout = plan_mamba(block_size=16, max_model_len=64, num_drafts=1)
     builder = MambaMetadataBuilder(layout, "cpu")
-    common = make_batch(layout, [Request(60, 1)])
-    too_long = replace(common, seq_lens_upper_bound_host=int32([65]))
+    common = make_batch(layout, [Request(64, 1)])
+    too_long = replace(common, seq_lens_upper_bound_host=int32([65]), max_seq_len=65)
 
-    with pytest.raises(RowOverflowError, match=r"columns 4\.\.5, the width is 5"):
+    assert builder.build(common).states.state_ids.tolist() == [[4, 5]]
+    with pytest.raises(RowOverflowError, match=r"max_seq_len must be an int in 0\.\.64"):
         builder.build(too_long)
 
 

@@ -50,10 +50,10 @@ class DraftSteps:
 
         Raises:
             WidthMismatchError: A tensor is not as planned.
+            InvalidEditError: There are more requests than planned.
         """
-        rows = self._leading(seq_lens.numel())
+        rows = self._leading(block_table)
         self._check("seq_lens", seq_lens, (rows.seq_lens.numel(),))
-        self._check("block_table", block_table, (rows.seq_lens.numel(), self._geometry.width))
         rows.seq_lens.copy_(seq_lens)
         self._operations.step_drafts(self._geometry, block_table, rows, 0)
         return rows
@@ -63,12 +63,15 @@ class DraftSteps:
 
         Past ``max_model_len`` a length stays and its token has no slot.
         """
-        rows = self._leading(block_table.shape[0])
-        self._check("block_table", block_table, (rows.seq_lens.numel(), self._geometry.width))
+        rows = self._leading(block_table)
         self._operations.step_drafts(self._geometry, block_table, rows, 1)
         return rows
 
-    def _leading(self, num_reqs: int) -> DraftRows:
+    def _leading(self, block_table: torch.Tensor) -> DraftRows:
+        """Return the entries of the rows of a table that is as planned."""
+        has_rows = isinstance(block_table, torch.Tensor) and block_table.dim()
+        num_reqs = block_table.shape[0] if has_rows else 0
+        self._check("block_table", block_table, (num_reqs, self._geometry.width))
         limit = self._rows.seq_lens.numel()
         if num_reqs > limit:
             raise InvalidEditError(

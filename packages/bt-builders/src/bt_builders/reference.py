@@ -151,7 +151,7 @@ def _state_columns(geometry: StateGeometry, num_tokens: _Ints) -> _Ints:
 def _pick_states(
     geometry: StateGeometry, table: _Ints, columns: _Ints, is_state: NDArray[np.bool_]
 ) -> _Ints:
-    inside = is_state & (columns < geometry.width)
+    inside = is_state & (columns >= 0) & (columns < geometry.width)
     rows = np.arange(columns.size)
     ids = np.where(inside, table[rows, np.where(inside, columns, 0)], NULL_BLOCK)
     states: _Ints = np.where(ids == NULL_BLOCK, geometry.pad, ids)

@@ -21,6 +21,7 @@ from bt_width import (
     select_kernel_block_size,
 )
 
+from ..batch.checks import as_tuple, require_positive
 from .protocol import BuilderClass
 
 SpanUnit: TypeAlias = Literal["tokens", "states"]
@@ -45,23 +46,15 @@ class AttentionBackend:
     span_unit: SpanUnit = "tokens"
 
     def __post_init__(self) -> None:
-        """Keep the sizes as a tuple and check the span."""
-        try:
-            sizes = tuple(self.supported_kernel_block_sizes)
-        except TypeError:
-            raise InvalidSpecError(
-                f"{self.name}: supported_kernel_block_sizes must be a sequence, "
-                f"not {self.supported_kernel_block_sizes!r}",
-                backend=self.name,
-            ) from None
+        """Keep the sizes as a tuple and check what has a form."""
+        if not isinstance(self.name, str):
+            raise InvalidSpecError(f"a backend's name must be a str, not {self.name!r}")
+        name = f"{self.name}: supported_kernel_block_sizes"
+        sizes = as_tuple(name, self.supported_kernel_block_sizes)
         object.__setattr__(self, "supported_kernel_block_sizes", sizes)
-        if self.span is not None and (type(self.span) is not int or self.span < 1):
-            raise InvalidSpecError(
-                f"{self.name}: span must be a positive int or None, not {self.span!r}",
-                backend=self.name,
-                span=self.span,
-            )
-        if self.span_unit not in get_args(SpanUnit):
+        if self.span is not None:
+            require_positive(f"{self.name}: span", self.span)
+        if not isinstance(self.span_unit, str) or self.span_unit not in get_args(SpanUnit):
             raise InvalidSpecError(
                 f'{self.name}: span_unit must be "tokens" or "states", not {self.span_unit!r}',
                 backend=self.name,
@@ -126,7 +119,14 @@ class AttentionGroup:
 
     def __post_init__(self) -> None:
         """Keep the backends as a tuple and check that their names tell them apart."""
-        object.__setattr__(self, "backends", tuple(self.backends))
+        if not isinstance(self.name, str):
+            raise InvalidSpecError(f"a group's name must be a str, not {self.name!r}")
+        if not isinstance(self.spec, CacheSpec):
+            raise InvalidSpecError(
+                f"group {self.name!r} needs a cache spec, not {self.spec!r}", group=self.name
+            )
+        backends = as_tuple(f"the backends of group {self.name!r}", self.backends, AttentionBackend)
+        object.__setattr__(self, "backends", backends)
         names = [backend.name for backend in self.backends]
         if not names:
             raise InvalidSpecError(f"group {self.name!r} needs a backend", group=self.name)

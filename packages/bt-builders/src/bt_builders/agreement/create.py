@@ -10,7 +10,7 @@ import torch
 
 from bt_width import BlockTableLayout, InvalidSpecError
 
-from ..batch.checks import indexed_device
+from ..batch.checks import as_tuple, indexed_device, require_layout, require_positive
 from .protocol import (
     BuilderClass,
     CudagraphLevel,
@@ -54,15 +54,14 @@ def create_metadata_builders(
         InvalidSpecError: A class's flag and constructor disagree, a flag is no bool, or
             there is no micro-batch.
     """
-    if type(num_ubatches) is not int or num_ubatches < 1:
-        raise InvalidSpecError(
-            f"num_ubatches must be a positive int, not {num_ubatches!r}", num_ubatches=num_ubatches
-        )
-    for builder_class in builder_classes:
+    require_positive("num_ubatches", num_ubatches)
+    require_layout(layout)
+    classes = as_tuple("builder_classes", builder_classes)
+    for builder_class in classes:
         _check_class(builder_class)
     where = indexed_device(device)
     return tuple(
-        tuple(_create(layout, builder_class, where) for builder_class in builder_classes)
+        tuple(_create(layout, builder_class, where) for builder_class in classes)
         for _ in range(num_ubatches)
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from bt_width import MultipleOf
 
+from ..batch.checks import require_positive
 from .backend import AttentionBackend, SpanUnit
 from .protocol import BuilderClass
 
@@ -38,7 +39,11 @@ class KernelRule:
         Args:
             builder_class: Who builds its metadata.
             tokens_per_state: Tokens that share a state, where the kernel counts states.
+
+        Raises:
+            InvalidSpecError: ``tokens_per_state`` is no positive int.
         """
+        require_positive("tokens_per_state", tokens_per_state)
         ratio = tokens_per_state if self.unit == "states" else 1
         return AttentionBackend(
             name=self.name,

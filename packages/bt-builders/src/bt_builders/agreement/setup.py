@@ -21,6 +21,7 @@ from bt_width import (
     select_kernel_block_size,
 )
 
+from ..batch.checks import as_tuple, indexed_device, require_positive
 from .backend import AttentionGroup, is_split, layers_of
 from .create import CudagraphSupport, create_metadata_builders, least_cudagraph_support
 from .protocol import MetadataBuilder
@@ -53,7 +54,8 @@ def prepare_kernel_block_sizes(groups: Sequence[AttentionGroup]) -> tuple[int, .
         NoCommonBlockSizeError: A group's backends read no common divisor of its block.
         InvalidSpecError: A backend lists no size.
     """
-    return tuple(_kernel_block_size(group) for group in groups)
+    found = as_tuple("groups", groups, AttentionGroup)
+    return tuple(_kernel_block_size(group) for group in found)
 
 
 def _kernel_block_size(group: AttentionGroup) -> int:
@@ -83,6 +85,9 @@ def init_attention(
         InvalidSpecError: A group's span, spec and limits do not go together, or a
             builder's flag and constructor disagree.
     """
+    groups = as_tuple("groups", groups, AttentionGroup)
+    require_positive("num_ubatches", num_ubatches)
+    device = indexed_device(device)
     kernel_block_sizes = prepare_kernel_block_sizes(groups)
     layouts = tuple(
         BlockTableLayout.plan(aligned_spec(group), limits, size)

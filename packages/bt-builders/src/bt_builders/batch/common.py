@@ -21,13 +21,15 @@ class CommonAttentionMetadata:
         layout: The group's plan, the one its table and its builders hold.
         num_reqs: Rows of the batch (N), padding included.
         num_tokens: Tokens of the step (T), padding included.
-        max_query_len: The most tokens of one request in this step.
+        max_query_len: The most tokens of one request in this step; in a batch of padding
+            alone, of a row that stands for one.
         max_seq_len: An upper bound of ``seq_lens``.
         query_start_loc: [N + 1] int32; where each request's tokens begin.
         query_start_loc_host: [N + 1] int32, on the host.
         seq_lens: [N] int32; tokens of each request, this step's included.
         seq_lens_upper_bound_host: [N] int32, on the host; exact for a request that is
-            prefilling, otherwise at most its undecided drafts too many.
+            prefilling, otherwise at most its undecided drafts too many; never above
+            ``max_model_len + lookahead_tokens``.
         local_seq_lens: [N] int32; those of ``seq_lens`` that this rank keeps.
         num_computed_tokens: [N] int32; tokens of each request before this step.
         num_accepted_tokens: [N] int32; tokens of each request's last step that stayed:

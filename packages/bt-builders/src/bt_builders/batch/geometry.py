@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from bt_width import BlockTableLayout
+from bt_width import BlockTableLayout, InvalidSpecError
+
+from .checks import require_layout
 
 
 class RowGeometry(NamedTuple):
@@ -77,7 +79,13 @@ def local_lengths(seq_lens: torch.Tensor, layout: BlockTableLayout) -> torch.Ten
 
     Returns:
         A new tensor like ``seq_lens``; ``seq_lens`` itself where nothing is sharded.
+
+    Raises:
+        InvalidSpecError: One of them is no such thing.
     """
+    require_layout(layout)
+    if not isinstance(seq_lens, torch.Tensor) or seq_lens.dtype != torch.int32:
+        raise InvalidSpecError(f"seq_lens must be an int32 tensor, not {seq_lens!r}")
     return localise(seq_lens, RowGeometry.of(layout)) if layout.shards > 1 else seq_lens
 
 

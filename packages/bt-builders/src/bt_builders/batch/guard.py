@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from bt_width import BlockTableLayout, InvalidEditError, WidthMismatchError
+from bt_width import (
+    BlockTableLayout,
+    InvalidEditError,
+    InvalidSpecError,
+    RowOverflowError,
+    WidthMismatchError,
+)
 
-from .checks import indexed_device, require_tensor
+from .checks import indexed_device, require_layout, require_tensor
 from .common import CommonAttentionMetadata
 
 _HOST = torch.device("cpu")
@@ -15,17 +21,23 @@ _HOST = torch.device("cpu")
 class BatchGuard:
     """Refuses a batch whose tensors are not those that a builder was planned for.
 
-    The planned numbers are taken from the layout once, so that a check costs the host
-    a few comparisons and the device nothing.
+    The planned numbers are taken from the layout once. A check reads what lies on the
+    host, and of the device's tensors their shapes only.
     """
 
     def __init__(self, layout: BlockTableLayout, device: torch.device | str) -> None:
-        """Plan for the batches of ``layout`` on ``device``."""
+        """Plan for the batches of ``layout`` on ``device``.
+
+        Raises:
+            InvalidSpecError: One of them is no such thing.
+        """
+        require_layout(layout)
         self.layout = layout
         self.device = indexed_device(device)
         self.width = layout.width
         self.max_num_reqs = layout.limits.max_num_reqs
         self.max_num_tokens = layout.limits.max_num_batched_tokens
+        self.max_tokens_of_request = layout.limits.max_tokens
 
     def check(self, common: CommonAttentionMetadata) -> None:
         """Refuse ``common`` unless every tensor is as planned.
@@ -33,8 +45,11 @@ class BatchGuard:
         Raises:
             WidthMismatchError: It was planned otherwise, or a tensor has other rows,
                 columns, dtype, device or strides; the message holds both derivations.
-            InvalidEditError: It has more rows or tokens than the plan allows.
+            InvalidEditError: It has more rows or tokens than the plan allows, or its
+                numbers on the host contradict each other.
+            RowOverflowError: A request is longer than a row was planned for.
         """
+        require_common(common)
         if common.layout is not self.layout and common.layout != self.layout:
             raise WidthMismatchError(
                 "the batch and the builder were planned differently: "
@@ -52,20 +67,59 @@ class BatchGuard:
         self._check_vector(common, "is_prefilling", num_reqs, torch.bool)
         for name in ("positions", "slot_mapping"):
             self._check_vector(common, name, num_tokens, torch.int64)
+        self._check_host_numbers(common)
 
     def _check_counts(self, common: CommonAttentionMetadata) -> None:
         counts = (
             ("num_reqs", common.num_reqs, self.max_num_reqs),
             ("num_tokens", common.num_tokens, self.max_num_tokens),
+            ("max_query_len", common.max_query_len, self.max_num_tokens),
         )
         for name, count, limit in counts:
-            if not 0 <= count <= limit:
+            if type(count) is not int or not 0 <= count <= limit:
                 raise InvalidEditError(
-                    f"{name} {count} must lie in 0..{limit}, the limit planned for",
+                    f"{name} must be an int in 0..{limit}, the limit planned for, not {count!r}",
                     name=name,
                     count=count,
                     limit=limit,
                 )
+        longest, limit = common.max_seq_len, self.max_tokens_of_request
+        if type(longest) is not int or not 0 <= longest <= limit:
+            raise RowOverflowError(
+                f"max_seq_len must be an int in 0..{limit}, what a row is planned for, "
+                f"not {longest!r}: {self.layout.explain()}",
+                max_seq_len=longest,
+                max_tokens=limit,
+            )
+
+    def _check_host_numbers(self, common: CommonAttentionMetadata) -> None:
+        """Refuse starts that do not ascend, and bounds that are none."""
+        starts = common.query_start_loc_host.numpy()
+        query_lens = starts[1:] - starts[:-1]
+        bounds = common.seq_lens_upper_bound_host.numpy()
+        ascend = starts[0] == 0 and starts[-1] <= common.num_tokens
+        if not ascend or query_lens.min(initial=0) < 0:
+            raise InvalidEditError(
+                f"query_start_loc_host must ascend from 0 to at most {common.num_tokens}, "
+                f"it is {starts.tolist()}",
+                query_start_loc=starts.tolist(),
+            )
+        facts = (
+            ("max_query_len", query_lens.max(initial=0), common.max_query_len),
+            ("max_seq_len", bounds.max(initial=0), common.max_seq_len),
+        )
+        for name, found, stated in facts:
+            if found > stated:
+                raise InvalidEditError(
+                    f"{name} is {stated}, but a request has {found}", name=name, found=int(found)
+                )
+        if (bounds < query_lens).any():
+            raise InvalidEditError(
+                "a request has more tokens in this step than seq_lens_upper_bound_host in all: "
+                f"{query_lens.tolist()} and {bounds.tolist()}",
+                query_lens=query_lens.tolist(),
+                bounds=bounds.tolist(),
+            )
 
     def _check_table(self, common: CommonAttentionMetadata) -> None:
         require_tensor(
@@ -91,6 +145,15 @@ class BatchGuard:
             dtype=dtype,
             device=_HOST if name in _ON_HOST else self.device,
         )
+
+
+def require_common(common: object) -> None:
+    """Refuse anything but a batch that holds a layout."""
+    if not isinstance(common, CommonAttentionMetadata):
+        raise InvalidSpecError(
+            f"a batch must be CommonAttentionMetadata, not {type(common).__name__}", value=common
+        )
+    require_layout(common.layout)
 
 
 _ON_HOST = frozenset({"query_start_loc_host", "seq_lens_upper_bound_host", "is_prefilling"})

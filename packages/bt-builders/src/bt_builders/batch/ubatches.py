@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from bt_width import InvalidEditError
 
+from .checks import as_tuple
 from .common import CommonAttentionMetadata
 from .geometry import RowGeometry, localise
+from .guard import BatchGuard, require_common
 
 
 def split_ubatches(
@@ -31,12 +33,18 @@ def split_ubatches(
 
     Raises:
         InvalidEditError: A cut lies outside the batch or before another one.
+        BlockTableError: ``common`` is no batch that a builder would take.
     """
-    bounds = [0, *cuts, common.num_tokens]
+    require_common(common)
+    table: object = common.block_table
+    device = table.device if isinstance(table, torch.Tensor) else torch.device("cpu")
+    BatchGuard(common.layout, device).check(common)
+    places = as_tuple("cuts", cuts, int)
+    bounds = [0, *places, common.num_tokens]
     if any(first > second for first, second in pairwise(bounds)):
         raise InvalidEditError(
-            f"cuts {list(cuts)} must ascend within the {common.num_tokens} tokens of the batch",
-            cuts=tuple(cuts),
+            f"cuts {places} must ascend within the {common.num_tokens} tokens of the batch",
+            cuts=places,
             num_tokens=common.num_tokens,
         )
     starts = _starts_with_padding(common)

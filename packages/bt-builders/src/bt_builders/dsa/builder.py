@@ -8,6 +8,7 @@ import torch
 
 from bt_width import BlockTableLayout, BlockTableWidth, InvalidSpecError, WidthMismatchError
 
+from ..batch.checks import require_layout
 from ..batch.common import CommonAttentionMetadata
 from ..batch.geometry import RowGeometry
 from ..batch.guard import BatchGuard
@@ -48,9 +49,10 @@ class DSAIndexerMetadataBuilder:
             WidthMismatchError: ``block_table_width`` is not the layout's.
             InvalidSpecError: The group keeps no token of a request for long.
         """
-        if block_table_width != layout.width:
+        require_layout(layout)
+        if type(block_table_width) is not int or block_table_width != layout.width:
             raise WidthMismatchError(
-                f"block_table_width {block_table_width} is not the layout's {layout.width}: "
+                f"block_table_width {block_table_width!r} is not the layout's {layout.width}: "
                 f"{layout.explain()}",
                 block_table_width=block_table_width,
                 layout=layout,
@@ -76,7 +78,13 @@ class DSAIndexerMetadataBuilder:
 
     @classmethod
     def configured(cls, options: DSAOptions) -> type[Self]:
-        """Return this builder's class with other ``options``."""
+        """Return this builder's class with other ``options``.
+
+        Raises:
+            InvalidSpecError: They are no ``DSAOptions``.
+        """
+        if not isinstance(options, DSAOptions):
+            raise InvalidSpecError(f"options must be DSAOptions, not {options!r}", value=options)
         return cast(type[Self], type(cls.__name__, (cls,), {"options": options}))
 
     def build(self, common: CommonAttentionMetadata) -> DSAIndexerMetadata:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from bt_width import InvalidSpecError
 
+from ..batch.checks import as_tuple, require_positive
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DSAOptions:
@@ -26,8 +28,11 @@ class DSAOptions:
     member: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes that hold nothing."""
-        for name in ("workspace_tokens", "max_logits_bytes"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InvalidSpecError(f"{name} must be a positive int, not {value!r}", value=value)
+        """Refuse sizes that hold nothing and query lengths that are none."""
+        require_positive("workspace_tokens", self.workspace_tokens)
+        require_positive("max_logits_bytes", self.max_logits_bytes)
+        for query_len in as_tuple("native_query_lens", self.native_query_lens):
+            require_positive("a native query length", query_len)
+        object.__setattr__(self, "native_query_lens", frozenset(self.native_query_lens))
+        if not isinstance(self.member, str | None):
+            raise InvalidSpecError(f"member must be a name or None, not {self.member!r}")

@@ -119,7 +119,8 @@ class _PrefillView:
         num_keys = self._num_keys[reqs]
         cu_seq_lens = num_keys.new_zeros(plan.num_reqs + 1)
         torch.cumsum(num_keys, 0, dtype=torch.int32, out=cu_seq_lens[1:])
-        token_to_req = self._req_of_token[tokens] - plan.first_req
+        # starts on the device that disagree with the host's must not index past the chunk
+        token_to_req = (self._req_of_token[tokens] - plan.first_req).clamp_(0, plan.num_reqs - 1)
         first_keys = cu_seq_lens[token_to_req]
         return DSAPrefillChunk(
             first_req=self._first_req + plan.first_req,

@@ -9,6 +9,7 @@ import torch
 
 from bt_width import BlockTableLayout, InvalidSpecError
 
+from ..batch.checks import require_layout
 from ..batch.common import CommonAttentionMetadata
 from ..batch.geometry import RowGeometry
 from ..batch.guard import BatchGuard
@@ -46,6 +47,7 @@ class RingTailMetadataBuilder:
         Raises:
             InvalidSpecError: The group is no ring.
         """
+        require_layout(layout)
         if layout.slot_mode != "ring":
             raise InvalidSpecError(
                 f"a ring's tail needs a RingSpec group, not one of kind {layout.kind}",

@@ -85,7 +85,8 @@ def pick_state(
     STATE_PAD: tl.constexpr,
 ) -> tl.tensor:
     """Return the id in each row's column, or the pad: no state, past the width, or null."""
-    inside = is_state & (columns < W)
+    # a sum of counts that nobody has may have wrapped
+    inside = is_state & (columns >= 0) & (columns < W)
     ids = tl.load(
         block_table_ptr + rows * block_table_row_stride + columns, mask=inside, other=NULL_BLOCK
     )

@@ -85,9 +85,9 @@ def step_drafts_kernel(
     """Move each request on, clamp its length, and find its last token's slot."""
     reqs = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = reqs < N
-    old = tl.load(seq_lens_ptr + reqs, mask=inside, other=0)
+    old = tl.load(seq_lens_ptr + reqs, mask=inside, other=0).to(tl.int64)
     moved = tl.where(old > 0, old + step, 0)
-    lens = tl.minimum(moved, max_len)
+    lens = tl.minimum(moved, max_len).to(tl.int32)
     positions = lens - 1
     has_slot = (positions >= 0) & (moved <= max_len)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bt_width import BlockTableLayout, InvalidEditError
+from bt_width import BlockTableLayout, InvalidEditError, InvalidSpecError
 
 from ..batch.checks import require_tensor
 from ..batch.common import CommonAttentionMetadata
@@ -62,7 +62,13 @@ class MambaMetadataBuilder:
 
     @classmethod
     def configured(cls, options: MambaOptions) -> type[Self]:
-        """Return this builder's class with other ``options``."""
+        """Return this builder's class with other ``options``.
+
+        Raises:
+            InvalidSpecError: They are no ``MambaOptions``.
+        """
+        if not isinstance(options, MambaOptions):
+            raise InvalidSpecError(f"options must be MambaOptions, not {options!r}", value=options)
         return cast(type[Self], type(cls.__name__, (cls,), {"options": options}))
 
     def build(self, common: CommonAttentionMetadata) -> MambaMetadata:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from bt_width import NULL_BLOCK, InvalidSpecError
 
+from ..batch.checks import require_positive
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaOptions:
@@ -22,12 +24,8 @@ class MambaOptions:
 
     def __post_init__(self) -> None:
         """Refuse a chunk that holds nothing and a pad that names a state."""
-        if type(self.chunk_size) is not int or self.chunk_size < 1:
-            raise InvalidSpecError(
-                f"chunk_size must be a positive int, not {self.chunk_size!r}",
-                value=self.chunk_size,
-            )
-        if self.state_pad not in (NULL_BLOCK, -1):
+        require_positive("chunk_size", self.chunk_size)
+        if type(self.state_pad) is not int or self.state_pad not in (NULL_BLOCK, -1):
             raise InvalidSpecError(
                 f"state_pad must be {NULL_BLOCK} or -1, not {self.state_pad!r}: any other id is "
                 "some request's state",

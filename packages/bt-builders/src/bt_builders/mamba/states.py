@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bt_width import BlockTableLayout, InvalidSpecError, MambaSpec, RowOverflowError, UniformSpec
+from bt_width import BlockTableLayout, InvalidSpecError, MambaSpec, UniformSpec
 
 from ..batch.common import CommonAttentionMetadata
 from ..operations import Operations, SettledRows, StateBatch, StateGeometry, StateRows
@@ -27,7 +27,6 @@ class StatePart:
             InvalidSpecError: The group keeps no recurrent state, or fewer speculative
                 states than there are draft tokens.
         """
-        self._layout = layout
         self._operations = operations
         spec = mamba_spec_of(layout)
         num_reqs = layout.limits.max_num_reqs
@@ -49,12 +48,7 @@ class StatePart:
         self._settled = SettledRows(ints[2], ints[3], torch.ones_like(ints[0]))
 
     def build(self, common: CommonAttentionMetadata) -> MambaStates:
-        """Return the states of every row of ``common``.
-
-        Raises:
-            RowOverflowError: A request is longer than a row has columns for.
-        """
-        self._require_columns(common)
+        """Return the states of every row of ``common``."""
         rows = StateRows(*(buffer[: common.num_reqs] for buffer in self._rows))
         batch = StateBatch(
             common.block_table,
@@ -83,22 +77,6 @@ class StatePart:
         return SettledStates(
             **{name: buffer[: common.num_reqs] for name, buffer in self._settled._asdict().items()}
         )
-
-    def _require_columns(self, common: CommonAttentionMetadata) -> None:
-        geometry = self._geometry
-        if not geometry.tokens_per_column or not common.num_reqs:
-            return
-        longest = int(common.seq_lens_upper_bound_host.numpy().max())
-        first = max(longest - 1, 0) // geometry.tokens_per_column
-        if first + geometry.num_states > geometry.width:
-            raise RowOverflowError(
-                f"a request of {longest} tokens writes its states to the columns "
-                f"{first}..{first + geometry.num_states - 1}, the width is {geometry.width}: "
-                f"{self._layout.explain()}",
-                num_tokens=longest,
-                column=first + geometry.num_states - 1,
-                width=geometry.width,
-            )
 
 
 def mamba_spec_of(layout: BlockTableLayout) -> MambaSpec:

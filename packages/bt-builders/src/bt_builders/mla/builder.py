@@ -8,6 +8,7 @@ import torch
 
 from bt_width import BlockTableLayout, InvalidEditError, InvalidSpecError
 
+from ..batch.checks import require_layout
 from ..batch.common import CommonAttentionMetadata
 from ..batch.geometry import RowGeometry
 from ..batch.guard import BatchGuard
@@ -37,6 +38,7 @@ class MLAMetadataBuilder:
         Raises:
             InvalidSpecError: The group has no token's slot, or the workspace is too small.
         """
+        require_layout(layout)
         if layout.slot_mode != "block":
             raise InvalidSpecError(
                 f"MLA needs every token's latent; a {layout.kind} group keeps none for long",
@@ -60,7 +62,13 @@ class MLAMetadataBuilder:
 
     @classmethod
     def configured(cls, options: MLAOptions) -> type[Self]:
-        """Return this builder's class with other ``options``."""
+        """Return this builder's class with other ``options``.
+
+        Raises:
+            InvalidSpecError: They are no ``MLAOptions``.
+        """
+        if not isinstance(options, MLAOptions):
+            raise InvalidSpecError(f"options must be MLAOptions, not {options!r}", value=options)
         return cast(type[Self], type(cls.__name__, (cls,), {"options": options}))
 
     def build(self, common: CommonAttentionMetadata) -> MLAMetadata:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from bt_width import InvalidSpecError
 
+from ..batch.checks import require_positive
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLAOptions:
@@ -25,9 +27,8 @@ class MLAOptions:
 
     def __post_init__(self) -> None:
         """Refuse sizes that hold nothing."""
-        for name in ("max_decode_query_len", "workspace_tokens"):
-            value = getattr(self, name)
-            if value is None and name == "max_decode_query_len":
-                continue
-            if type(value) is not int or value < 1:
-                raise InvalidSpecError(f"{name} must be a positive int, not {value!r}", value=value)
+        require_positive("workspace_tokens", self.workspace_tokens)
+        if self.max_decode_query_len is not None:
+            require_positive("max_decode_query_len", self.max_decode_query_len)
+        if not isinstance(self.uniform_decodes, bool):
+            raise InvalidSpecError(f"uniform_decodes must be a bool, not {self.uniform_decodes!r}")
