@@ -13,7 +13,7 @@ from torch import Tensor
 from bt_builders import CommonAttentionMetadata, local_lengths
 from bt_runner.step_plan import Scheduled
 from bt_tables import StepBatch, StepTables
-from bt_width import BlockTableLayout
+from bt_width import BlockTableLayout, ServingLimits
 
 Number = TypeVar("Number", int, bool)
 
@@ -65,16 +65,25 @@ class BatchArrays:
         )
 
     def for_builders(
-        self, layouts: Sequence[BlockTableLayout], tables: StepTables
+        self,
+        layouts: Sequence[BlockTableLayout],
+        tables: StepTables,
+        max_seq_len: int | None = None,
     ) -> list[CommonAttentionMetadata]:
-        """Return what each group's builders are given."""
+        """Return what each group's builders are given.
+
+        Args:
+            layouts: One per group.
+            tables: What the table update returned.
+            max_seq_len: An upper bound to plan with instead of the batch's longest request.
+        """
         return [
             CommonAttentionMetadata(
                 layout=layout,
                 num_reqs=self.num_reqs,
                 num_tokens=self.num_tokens,
                 max_query_len=self.max_query_len,
-                max_seq_len=int(self.seq_lens_host.max()),
+                max_seq_len=max_seq_len or int(self.seq_lens_host.max()),
                 query_start_loc=self.query_start_loc,
                 query_start_loc_host=self.query_start_loc_host,
                 seq_lens=self.seq_lens,
@@ -91,9 +100,29 @@ class BatchArrays:
         ]
 
 
+class BatchBuffers:
+    """Where the batch's arrays lie on the device: at one address each, whatever the batch.
+
+    A captured graph reads them there.
+
+    Attributes:
+        device: The device.
+    """
+
+    def __init__(self, limits: ServingLimits, device: torch.device) -> None:
+        """Allocate for the largest step."""
+        self.device = device
+        num_tokens, num_reqs = limits.max_num_batched_tokens, limits.max_num_reqs
+        tokens = torch.zeros(3, num_tokens, dtype=torch.int64, device=device)
+        requests = torch.zeros(3, num_reqs, dtype=torch.int32, device=device)
+        self.token_ids, self.positions, self.request_of_token = tokens.unbind()
+        self.seq_lens, self.num_computed_tokens, self.num_accepted_tokens = requests.unbind()
+        self.query_start_loc = torch.zeros(num_reqs + 1, dtype=torch.int32, device=device)
+
+
 def assemble(
     scheduled: Sequence[Scheduled],
-    device: torch.device,
+    buffers: BatchBuffers,
     *,
     num_reqs_padded: int | None = None,
     num_tokens_padded: int | None = None,
@@ -111,7 +140,7 @@ def assemble(
         return host(values, num_reqs, fill, torch.int32)
 
     def per_token(values: Sequence[int], fill: int) -> Tensor:
-        return host(values, num_padded, fill, torch.int64).to(device)
+        return host(values, num_padded, fill, torch.int64)
 
     starts = np.cumsum([0, *query_lens]).tolist()
     query_start_loc = host(starts, num_reqs + 1, num_tokens, torch.int32)
@@ -119,6 +148,7 @@ def assemble(
     token_ids = [token for part in scheduled for token in part.token_ids]
     positions = [position for part in scheduled for position in range(part.start, part.seq_len)]
     owners = np.repeat(np.arange(len(scheduled)), query_lens).tolist()
+    computed = [part.start for part in scheduled]
     accepted = [part.request.num_accepted for part in scheduled]
     return BatchArrays(
         num_reqs=num_reqs,
@@ -128,11 +158,15 @@ def assemble(
         query_start_loc_host=query_start_loc,
         seq_lens_host=seq_lens,
         is_prefilling=host([part.is_prefilling for part in scheduled], num_reqs, False, torch.bool),
-        token_ids=per_token(token_ids, 0),
-        positions=per_token(positions, -1),
-        query_start_loc=query_start_loc.to(device),
-        seq_lens=seq_lens.to(device),
-        num_computed_tokens=per_request([part.start for part in scheduled], 0).to(device),
-        num_accepted_tokens=per_request(accepted, 1).to(device),
-        request_of_token=per_token(owners, num_reqs - 1),
+        token_ids=_put(buffers.token_ids, per_token(token_ids, 0)),
+        positions=_put(buffers.positions, per_token(positions, -1)),
+        query_start_loc=_put(buffers.query_start_loc, query_start_loc),
+        seq_lens=_put(buffers.seq_lens, seq_lens),
+        num_computed_tokens=_put(buffers.num_computed_tokens, per_request(computed, 0)),
+        num_accepted_tokens=_put(buffers.num_accepted_tokens, per_request(accepted, 1)),
+        request_of_token=_put(buffers.request_of_token, per_token(owners, num_reqs - 1)),
     )
+
+
+def _put(buffer: Tensor, values: Tensor) -> Tensor:
+    return buffer[: len(values)].copy_(values)

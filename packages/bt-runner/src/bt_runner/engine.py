@@ -8,10 +8,11 @@ from typing import NamedTuple
 from bt_runner.block_pool import BlockPool
 from bt_runner.drafters import Drafter
 from bt_runner.errors import BadInputError, RunnerError
+from bt_runner.graphs import GraphOptions
 from bt_runner.model_runner import ModelRunner
 from bt_runner.models.cache_groups import CacheGroup, CacheOptions
 from bt_runner.models.config import ModelConfig
-from bt_runner.models.sharding import Ranks
+from bt_runner.models.sharding import Alone, Ranks
 from bt_runner.models.weights import Weights
 from bt_runner.observer import Recorder
 from bt_runner.request import FinishReason, Request, SamplingParams
@@ -55,8 +56,8 @@ class Engine:
         options: CacheOptions | None = None,
         num_blocks: int | Sequence[int] | None = None,
         drafter: Drafter | None = None,
-        batch_sizes: Sequence[int] = (),
         ranks: Ranks | None = None,
+        graphs: GraphOptions | None = None,
     ) -> None:
         """Plan the cache groups and allocate all there is.
 
@@ -68,10 +69,9 @@ class Engine:
             num_blocks: Blocks of each group's pool, the null block included; by default
                 enough for ``max_num_reqs`` of the longest requests.
             drafter: What guesses tokens ahead; ``limits`` says how many.
-            batch_sizes: What steps are padded to in which all requests decode equally many
-                tokens, as captured graphs want it.
             ranks: The processes that share every request's attention caches, all of which
                 do the same; ``limits`` says the same of them.
+            graphs: Which decode steps are captured; none by default.
         """
         self._runner = ModelRunner(
             config,
@@ -79,8 +79,8 @@ class Engine:
             limits,
             options=options or CacheOptions(),
             num_blocks=num_blocks,
-            batch_sizes=batch_sizes,
-            ranks=ranks,
+            parallel=ranks or Alone(),
+            graphs=graphs or GraphOptions(),
         )
         self._rows = RequestRows(self._runner.layouts, self._runner.num_blocks)
         self._scheduler = Scheduler(limits, self._rows)

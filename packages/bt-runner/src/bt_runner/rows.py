@@ -136,3 +136,25 @@ def _growth(layout: BlockTableLayout, num_held: int, seq_len: int, num_drafts: i
     # the states between the one read and the one written are never kept
     num_null = max(written - num_held, 0)
     return _Growth(num_null, max(written + 1 + num_drafts - num_held - num_null, 0))
+
+
+def pool_sizes(
+    layouts: Sequence[BlockTableLayout], num_blocks: int | Sequence[int] | None
+) -> tuple[int, ...]:
+    """Return the blocks of each group's pool, the null block included.
+
+    Args:
+        layouts: The groups' plans.
+        num_blocks: Of each pool, or of all; by default enough for as many of the longest
+            requests as may run.
+    """
+    if isinstance(num_blocks, int):
+        return (num_blocks,) * len(layouts)
+    if num_blocks is not None:
+        return tuple(num_blocks)
+    return tuple(
+        1
+        + layout.limits.max_num_reqs
+        * layout.max_resident_blocks(layout.limits.max_num_batched_tokens)
+        for layout in layouts
+    )

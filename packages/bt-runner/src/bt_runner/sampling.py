@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bt_runner.request import SamplingParams
+from bt_runner.step_plan import Scheduled
 
 _KEYS = 2**128
 
@@ -58,3 +59,28 @@ def verify_drafts(drafts: Sequence[int], chosen: Sequence[int]) -> list[int]:
     while agreed < len(drafts) and drafts[agreed] == chosen[agreed]:
         agreed += 1
     return list(chosen[: agreed + 1])
+
+
+def choice_rows(scheduled: Sequence[Scheduled]) -> Tensor:
+    """Return the tokens of a batch that another one is chosen after, ``[S]``, on the host."""
+    rows: list[int] = []
+    end = 0
+    for part in scheduled:
+        end += len(part.token_ids)
+        rows += range(end - part.num_choices, end)
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def keep_tokens(scheduled: Sequence[Scheduled], logits: Tensor) -> list[list[int]]:
+    """Return the tokens that each request of a batch keeps, for logits at ``choice_rows``."""
+    params: list[SamplingParams] = []
+    positions: list[int] = []
+    for part in scheduled:
+        params += [part.request.params] * part.num_choices
+        positions += range(part.seq_len - part.num_choices + 1, part.seq_len + 1)
+    chosen = choose_tokens(logits, params, positions)
+    kept, start = [], 0
+    for part in scheduled:
+        kept.append(verify_drafts(part.drafts, chosen[start : start + part.num_choices]))
+        start += part.num_choices
+    return kept

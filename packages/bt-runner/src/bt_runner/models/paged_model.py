@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
@@ -45,6 +47,8 @@ class PagedModel:
 
     def forward(self, step: ModelStep) -> list[Tensor]:
         """Return the residual stream after each layer, ``[T, hidden]`` each."""
+        # turned anew in every replay: positions change, their tensor does not
+        step = replace(step, rotations={})
         hidden = self._weights[self._config.names.embedding][step.token_ids]
         if self._config.float32_residual:
             hidden = widened(hidden)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from bt_runner.errors import BadInputError
 from bt_runner.models.attention import PartialAttention, merge
+from bt_width import BlockTableLayout
 
 
 class Ranks(Protocol):
@@ -42,6 +45,26 @@ class Alone:
     def gather_texts(self, text: str) -> list[str]:
         """Return the only text there is."""
         return [text]
+
+
+def require_one_plan(ranks: Ranks, layouts: Sequence[BlockTableLayout]) -> None:
+    """Refuse ranks that are not those of the limits, or that planned different tables.
+
+    Raises:
+        BadInputError: It holds every rank's derivation.
+    """
+    context = layouts[0].limits.context_parallel
+    if (ranks.size, ranks.rank) != (context.size, context.rank):
+        raise BadInputError(
+            f"the limits are those of rank {context.rank} of {context.size}, and this is rank "
+            f"{ranks.rank} of {ranks.size}",
+            context_parallel=context,
+        )
+    digests = ranks.gather_texts("".join(layout.digest() for layout in layouts))
+    if len(set(digests)) > 1:
+        reasons = ranks.gather_texts("; ".join(layout.explain() for layout in layouts))
+        told = " | ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons))
+        raise BadInputError(f"the ranks planned different tables: {told}", digests=digests)
 
 
 class Place(NamedTuple):

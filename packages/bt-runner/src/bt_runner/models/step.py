@@ -47,6 +47,7 @@ class ModelStep:
         owners: ``[T]`` int64, each token's row in the batch.
         groups: By name.
         dtype: Of the model.
+        rotations: The turns computed so far.
     """
 
     token_ids: Tensor
@@ -54,10 +55,10 @@ class ModelStep:
     owners: Tensor
     groups: Mapping[str, GroupStep]
     dtype: torch.dtype
-    _rotations: dict[Rope, Rotation] = field(default_factory=dict)
+    rotations: dict[Rope, Rotation] = field(default_factory=dict)
 
     def rotation(self, rope: Rope) -> Rotation:
         """Return the turns of this step's tokens, computed once for all layers."""
-        if rope not in self._rotations:
-            self._rotations[rope] = Rotation(rope, self.positions, self.dtype)
-        return self._rotations[rope]
+        if rope not in self.rotations:
+            self.rotations[rope] = Rotation(rope, self.positions, self.dtype)
+        return self.rotations[rope]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bt_builders import AttentionSetup
-from bt_runner.batch import BatchArrays, assemble
+from bt_runner.batch import BatchArrays, BatchBuffers, assemble
 from bt_runner.errors import RequestRefusedError, RunnerError
 from bt_runner.replay.check import StepCheck
 from bt_runner.replay.sharing.rows import SharedRows
@@ -75,7 +75,7 @@ class Replay:
         self._scheduler = Scheduler(self._limits, self.rows)
         self._check = StepCheck(names, setup.layouts, self.rows)
         self._draw = np.random.default_rng(options.seed)
-        self._device = tables.device
+        self._buffers = BatchBuffers(self._limits, tables.device)
 
     def run(
         self, arrivals: Arrivals, on_refused: Callable[[TraceRequest, str], None]
@@ -150,7 +150,7 @@ class Replay:
         padded = -(-len(plan.scheduled) // _PADDED_REQS) * _PADDED_REQS
         return assemble(
             plan.scheduled,
-            self._device,
+            self._buffers,
             num_reqs_padded=min(padded, self._limits.max_num_reqs),
         )
 
