@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--interleave", type=_positive, default=1, metavar="N", help="tokens that stay on a rank"
     )
+    demo.add_argument("--graphs", action="store_true", help="capture decode steps (CUDA)")
     demo.add_argument("--no-check", action="store_true", help="skip the dense reference")
     text = commands.add_parser("run", help="continue text with a Hugging Face checkpoint")
     add_run_arguments(text)
@@ -102,6 +103,7 @@ def _run_demo(args: argparse.Namespace) -> int:
         num_blocks=args.num_blocks,
         checks=not args.no_check,
         interleave=args.interleave,
+        uses_graphs=args.graphs,
     )
     # the demo's tensors are small: more threads would wait for each other longer than they work
     torch.set_num_threads(1)

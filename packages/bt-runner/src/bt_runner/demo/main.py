@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from bt_runner.demo.report import groups_table, print_check, print_summary, requ
 from bt_runner.dense import DenseModel
 from bt_runner.devices import find_device
 from bt_runner.engine import Engine
+from bt_runner.errors import BadInputError
+from bt_runner.graphs import GraphOptions
 from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import random_weights
@@ -29,6 +32,7 @@ MAX_MODEL_LEN = 4_096
 MAX_NUM_REQS = 8
 MAX_NUM_BATCHED_TOKENS = 512
 STEPS_BETWEEN_ARRIVALS = 2
+GRAPH_SIZES = (1, 2, 4, MAX_NUM_REQS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class DemoOptions:
         num_blocks: Blocks of each pool, the null block included, or None for enough.
         checks: Whether every request is compared with the dense reference.
         interleave: Consecutive tokens that stay on one rank, where there are several.
+        uses_graphs: Whether decode steps are captured as CUDA graphs.
     """
 
     prompts: Path | None = None
@@ -56,6 +61,7 @@ class DemoOptions:
     num_blocks: int | None = None
     checks: bool = True
     interleave: int = 1
+    uses_graphs: bool = False
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
@@ -88,7 +94,12 @@ def _run_on(
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         context_parallel=context,
     )
-    engine = Engine(config, weights, limits, num_blocks=options.num_blocks, ranks=ranks)
+    if options.uses_graphs and device.type != "cuda":
+        raise BadInputError(f"CUDA graphs need a CUDA device, not {device}", device=str(device))
+    graphs = GraphOptions(batch_sizes=GRAPH_SIZES if options.uses_graphs else ())
+    engine = Engine(
+        config, weights, limits, num_blocks=options.num_blocks, ranks=ranks, graphs=graphs
+    )
     place = f"{device}" if ranks.size == 1 else f"{ranks.size} ranks, {device.type}"
     console.print(f"bt-runner demo on {place}, {options.dtype}\n", highlight=False)
     console.print(groups_table(engine))
@@ -97,10 +108,12 @@ def _run_on(
     checks = options.checks and ranks.rank == 0
     if checks:
         engine.observe(recorder)
+    started = time.perf_counter()
     requests = _decode(engine, prompts, options.max_new_tokens, console)
+    seconds = time.perf_counter() - started
     console.print(requests_table(requests, [prompt.name for prompt in prompts]))
     console.print()
-    print_summary(console, engine, requests)
+    print_summary(console, engine, requests, seconds)
     if not checks:
         return True
     verdicts = _check(DenseModel(config, weights), requests, recorder, console)

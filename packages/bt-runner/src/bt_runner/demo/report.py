@@ -53,7 +53,9 @@ def _table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
     return table
 
 
-def print_summary(console: Console, engine: Engine, requests: Sequence[Request]) -> None:
+def print_summary(
+    console: Console, engine: Engine, requests: Sequence[Request], seconds: float
+) -> None:
     """Print what the run took."""
     prompt = sum(request.prompt_len for request in requests)
     new = sum(len(request.output) for request in requests)
@@ -64,7 +66,7 @@ def print_summary(console: Console, engine: Engine, requests: Sequence[Request])
     preemptions = sum(request.num_preemptions for request in requests)
     console.print(
         f"requests {len(requests)}  tokens {prompt:,} read, {new:,} written  "
-        f"steps {engine.num_steps}  preemptions {preemptions}",
+        f"steps {engine.num_steps} in {seconds:.1f} s  preemptions {preemptions}",
         highlight=False,
         soft_wrap=True,
     )
