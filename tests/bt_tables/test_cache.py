@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.support.poison import CANARY
@@ -69,9 +71,10 @@ def test_a_shape_needs_a_pool_and_the_member_it_is_for() -> None:
 
     with pytest.raises(InvalidSpecError, match="name the member"):
         kv_cache_shape(layout, 4, (8,))
-    for bad in (0, -1, True, 2.0):
+    bad_pools: list[Any] = [0, -1, True, 2.0]
+    for bad in bad_pools:
         with pytest.raises(InvalidSpecError, match="num_blocks"):
-            kv_cache_shape(layout, bad, (8,), member="latent")  # type: ignore[arg-type]
+            kv_cache_shape(layout, bad, (8,), member="latent")
 
 
 def test_a_cache_of_blocks_is_seen_in_kernel_blocks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from tests.support.executors import CheckedExecutor
 from tests.support.tables import batch_of, columns, on_twin_and_kernel, plan_groups
 
 from bt_tables import StagedBlockTables, StepBatch
-from bt_tables._launch.executor import Executor
+from bt_tables._launch.executor import Executor, StepLaunch
+from bt_tables._launch.storage import Storage
 from bt_width import (
     PAD_SLOT,
     AttentionSpec,
@@ -444,7 +446,9 @@ def test_rows_that_are_none_are_refused(row: int) -> None:
 
 def test_numpy_integers_are_rows_and_ids() -> None:
     tables = one_group()
-    tables.append_block_ids(int(np.int64(1)), [np.array([3, 4], np.int64)])  # type: ignore[list-item]
+    row: Any = np.int64(1)
+    ids: Any = np.array([3, 4], np.int64)
+    tables.append_block_ids(row, [ids])
 
     (table,) = tables.gather_block_tables(np.array([1], np.int32), 1)
 
@@ -537,9 +541,9 @@ def test_layouts_of_different_limits_do_not_mix() -> None:
         pytest.param({"device": "nowhere"}, id="no-device"),
     ],
 )
-def test_bad_arguments_of_the_tables_are_refused(options: dict[str, object]) -> None:
+def test_bad_arguments_of_the_tables_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpecError):
-        StagedBlockTables(plan_groups(LIMITS, SPEC), **{"device": "cpu", **options})  # type: ignore[arg-type]
+        StagedBlockTables(plan_groups(LIMITS, SPEC), **{"device": "cpu", **options})
 
 
 def test_tables_hold_the_very_layouts() -> None:
@@ -578,13 +582,15 @@ class FailingExecutor(CheckedExecutor):
 
     fails = False
 
-    def step_launch(self, storage: object) -> Callable[..., None]:
-        inner = super().step_launch(storage)  # type: ignore[arg-type]
+    def step_launch(self, storage: Storage) -> StepLaunch:
+        inner = super().step_launch(storage)
 
-        def launch(*arguments: object) -> None:
+        def launch(
+            packet: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, programs: int
+        ) -> None:
             if self.fails:
                 raise RuntimeError("launch failed")
-            inner(*arguments)  # type: ignore[arg-type]
+            inner(packet, starts, positions, programs)
 
         return launch
 
