@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.model_configs import Config, deepseek_v32, glm_5_2, write_config
 from tests.support.pages import read_blocks, run_page
 from tests.support.source_trees import PACKAGES, ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-# commands that take long or need files, run by the test that knows how
-RUN_ELSEWHERE = {"plan-and-replay.md", "benchmarks.md"}
+# measured once, on data and machines that are not here
+MEASURED = {"plan-and-replay.md", "benchmarks.md"}
 READMES = [ROOT / "packages" / package.replace("_", "-") / "README.md" for package in PACKAGES]
 NAME = re.compile(r"`((?:bt_width|bt_tables|bt_builders|bt_runner)(?:\.\w+)+)`")
 ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \|", re.MULTILINE)
@@ -75,10 +76,31 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES + READMES if page.name not in RUN_ELSEWHERE], ids=name_of
+    "page", [page for page in PAGES + READMES if page.name not in MEASURED], ids=name_of
 )
 def test_a_page_prints_what_it_shows(page: Path) -> None:
     assert run_page(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "model", "config"),
+    [
+        (ROOT / "docs" / "plan-and-replay.md", "GLM-5.2", glm_5_2()),
+        (READMES[-1], "DeepSeek-V3.2", deepseek_v32()),
+    ],
+    ids=["GLM-5.2", "DeepSeek-V3.2"],
+)
+def test_the_plan_of_a_published_model_is_what_the_page_shows(
+    page: Path, model: str, config: Config, tmp_path: Path
+) -> None:
+    """The command of these pages that needs nothing but a config."""
+    command = f"$ bt-runner plan --config {model}/"
+    blocks = read_blocks(page.read_text(encoding="utf-8"))
+    (plan,) = [block.text for block in blocks if block.text.startswith(command)]
+    (tmp_path / model).mkdir()
+    write_config(tmp_path / model, config)
+
+    assert run_page(f"```console\n{plan}```\n", tmp_path) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -8,7 +8,6 @@ block that names no language is text.
 
 import contextlib
 import io
-import os
 import re
 import subprocess
 import sys
@@ -18,6 +17,11 @@ from typing import NamedTuple
 
 from tests.support.source_trees import ROOT
 
+# the commands as their modules, so that they need not be installed
+SCRIPTS = "".join(
+    f'{name}() {{ "{sys.executable}" -m {name.replace("-", "_")} "$@"; }}\n'
+    for name in ("bt-width", "bt-runner")
+)
 COMMAND = re.compile(r"((?:.*\\\n)*.*)\n")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -49,13 +53,13 @@ def read_blocks(page: str) -> list[Block]:
     ]
 
 
-def run_page(page: str) -> list[Difference]:
-    """Run a page; return where what it shows is not what it prints."""
+def run_page(page: str, folder: Path = ROOT) -> list[Difference]:
+    """Run a page, its commands in a folder; return where it shows another thing than it prints."""
     names: dict[str, object] = {"__name__": "page"}
     differences = []
     for block, following in pairwise([*read_blocks(page), END_OF_PAGE]):
         if block.language == "console":
-            differences += _run_commands(block)
+            differences += _run_commands(block, folder)
         elif block.language == "python":
             printed = _run_python(block, names)
             shown = following.text if following.language == "text" else ""
@@ -84,15 +88,14 @@ def _run_python(block: Block, names: dict[str, object]) -> str:
     return out.getvalue()
 
 
-def _run_commands(block: Block) -> list[Difference]:
+def _run_commands(block: Block, folder: Path) -> list[Difference]:
     differences = []
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command = COMMAND.match(part)
         assert command, part
         done = subprocess.run(
-            ["bash", "-c", command[1]],
-            cwd=ROOT,
-            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            ["bash", "-c", SCRIPTS + command[1]],
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
