@@ -259,6 +259,17 @@ def test_prompts_prefill_and_one_token_with_a_state_decodes() -> None:
     assert metadata.prefill.chunks.seq_idx.tolist() == [0, 1]
 
 
+def test_a_prompt_of_one_token_prefills() -> None:
+    """It has no state: a decode would start from whatever its block held before."""
+    layout = plan_mamba()
+
+    metadata = MambaMetadataBuilder(layout, "cpu").build(
+        make_batch(layout, [Request(1, 1, is_prefilling=True)])
+    )
+
+    assert (metadata.decode.num_reqs, metadata.prefill.num_reqs) == (0, 1)
+
+
 def test_drafts_behind_a_prompt_are_refused() -> None:
     """The prefilling scan keeps one state: a rejected draft could not be taken back."""
     layout = plan_mamba(num_drafts=1)
