@@ -137,6 +137,18 @@ def gather(
     return rows
 
 
+def test_ranks_gather_no_more_rows_than_the_longest_of_them_keeps() -> None:
+    """37 and 8 tokens on two ranks, 8 by 8: 24 and 8 rows on each, the first ranks' parts."""
+    layout = plan_mla(size=2, rank=1, interleave=8)
+    requests = [Request(40, 3, is_prefilling=True), Request(18, 10, is_prefilling=True)]
+
+    (chunk,) = context_chunks(layout, requests, 4096)
+
+    assert chunk.local_cu_seq_lens.tolist() == [0, 24, 32]
+    assert chunk.num_local_rows == 32
+    assert chunk.local_seq_lens.tolist() == [16, 0]
+
+
 def test_a_context_below_its_bound_leaves_no_stranger_in_the_workspace() -> None:
     """Undecided drafts make the host's bound too long; the device counts what is there."""
     layout = plan_mla()
