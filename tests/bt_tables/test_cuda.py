@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from tests.support.poison import misaligned
-from tests.support.random_tables import random_batch, random_ids, random_layouts, random_rows
-from tests.support.table_model import TableModel
+from tests.support.random_steps import check_batch_order, check_staged
+from tests.support.random_tables import random_layouts
 from tests.support.tables import batch_of, columns, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
@@ -33,60 +33,20 @@ def on_device(batch: StepBatch, *, shift: bool) -> StepBatch:
     return batch._replace(query_start_loc=starts, positions=positions)
 
 
+def now_and_then_on_device(batch: StepBatch, step: int) -> StepBatch:
+    return batch if step % 2 else on_device(batch, shift=step % 4 == 0)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_staged_rows_equal_the_oracle_after_random_steps(seed: int) -> None:
     draw = random.Random(seed)
-    layouts = random_layouts(draw, max_num_reqs=9)
-    model, tables = TableModel(layouts), StagedBlockTables(layouts, device=DEVICE)
-    storage, rows = tables._engine.storage, list[int]()
-    for step in range(40):
-        for _ in range(draw.randint(0, 4)):
-            row, overwrite = draw.randrange(9), draw.random() < 0.4
-            ids = random_ids(draw, model, row, replace=overwrite)
-            tables.append_block_ids(row, ids, overwrite=overwrite)
-            (model.replace if overwrite else model.append)(row, ids)
-        group = draw.randrange(len(layouts))
-        num_blocks = draw.randint(0, model.num_blocks(0, group))
-        tables.null_prefix(0, group, num_blocks)
-        model.null_prefix(0, group, num_blocks)
-        if step % 10 == 9:
-            tables.dummy_block_tables(9)
-        rows = random_rows(draw, model, rows)
-        batch = random_batch(draw, model, rows)
-        given = batch.as_step()
-        tables.step(given if step % 2 else on_device(given, shift=step % 4 == 0))
-
-        for number in range(len(layouts)):
-            table = storage.table(storage.batch, number).cpu()
-            assert torch.equal(table, model.table(rows, number))
-            slots = storage.slot_mappings(model.limits.max_num_batched_tokens)[number]
-            expected = model.slots(
-                rows, batch.starts, batch.positions, number, batch.num_tokens_padded
-            )
-            assert slots.tolist() == expected
+    check_staged(random_layouts(draw, max_num_reqs=9), DEVICE, draw, 40, now_and_then_on_device)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_batch_order_rows_equal_the_oracle_after_random_commits(seed: int) -> None:
     draw = random.Random(seed)
-    layouts = random_layouts(draw, max_num_reqs=6)
-    model, tables = TableModel(layouts), MultiGroupBlockTable(layouts, device=DEVICE)
-    for _ in range(40):
-        row, other = draw.randrange(6), draw.randrange(6)
-        ids = random_ids(draw, model, row, replace=False)
-        tables.append_row(ids, row)
-        model.append(row, ids)
-        if draw.random() < 0.5:
-            tables.swap_rows(row, other)
-            model.swap(row, other)
-        else:
-            tables.move_row(row, other)
-            model.move(row, other)
-        num_reqs = draw.randint(0, 6)
-        tables.commit(num_reqs)
-        for group in range(len(layouts)):
-            table = tables.block_table(group).cpu()
-            assert torch.equal(table, model.table(range(num_reqs), group))
+    check_batch_order(random_layouts(draw, max_num_reqs=6), DEVICE, draw, 40)
 
 
 def test_h1_each_step_sees_its_own_ids_behind_a_blocked_stream() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,8 +19,13 @@ from hypothesis.stateful import (
 )
 from tests.support.executors import CheckedExecutor, GuardedExecutor, InterpretedExecutor
 from tests.support.poison import POISON
+from tests.support.random_steps import (
+    check_batch_order,
+    check_slots,
+    check_staged,
+    check_tables,
+)
 from tests.support.random_tables import (
-    RandomBatch,
     random_batch,
     random_ids,
     random_layouts,
@@ -31,28 +37,6 @@ from bt_tables import MultiGroupBlockTable, StagedBlockTables
 from bt_width import PAD_SLOT, BlockTableError
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-def check_batch(
-    table: StagedBlockTables | MultiGroupBlockTable, model: TableModel, rows: list[int]
-) -> None:
-    """Every column of every batch row, tails and rows past the batch included."""
-    held = table._engine.storage.block_tables(model.limits.max_num_reqs)
-    for group in range(len(model.layouts)):
-        assert torch.equal(held[group], model.table(rows, group))
-
-
-def check_slots(
-    table: StagedBlockTables | MultiGroupBlockTable,
-    model: TableModel,
-    rows: list[int],
-    batch: RandomBatch,
-) -> None:
-    """Every slot of every group, to the end of the buffer."""
-    slots = table._engine.storage.slot_mappings(model.limits.max_num_batched_tokens)
-    for group in range(len(model.layouts)):
-        expected = model.slots(rows, batch.starts, batch.positions, group, batch.num_tokens_padded)
-        assert slots[group].tolist() == expected
 
 
 class StagedMachine(RuleBasedStateMachine):
@@ -158,20 +142,20 @@ class StagedMachine(RuleBasedStateMachine):
             assert torch.equal(ours, theirs)
         assert torch.equal(found.slot_mappings, slots)
         for table in self.tables:
-            check_batch(table, self.model, self.rows)
+            check_tables(table, self.model, self.rows)
             check_slots(table, self.model, self.rows, batch)
 
     @rule(seed=SEEDS)
     def apply(self, seed: int) -> None:
         for table in self.tables:
             table.apply_staged_writes()
-            check_batch(table, self.model, self.rows)
+            check_tables(table, self.model, self.rows)
 
     @rule(num_reqs=st.integers(0, max_num_reqs))
     def dummy_tables(self, num_reqs: int) -> None:
         for table in self.tables:
             assert all(not found.any() for found in table.dummy_block_tables(num_reqs))
-            check_batch(table, self.model, [])
+            check_tables(table, self.model, [])
         self.rows = []
 
     @rule()
@@ -194,7 +178,7 @@ class StagedMachine(RuleBasedStateMachine):
             rows = np.array(self.rows, np.int32)
             table.gather_block_tables(rows, len(rows))
             table.dummy_slot_mappings(0)
-            check_batch(table, self.model, self.rows)
+            check_tables(table, self.model, self.rows)
 
     @invariant()
     def nothing_is_written_outside(self) -> None:
@@ -276,7 +260,7 @@ class BatchOrderMachine(RuleBasedStateMachine):
         num_reqs = draw.randint(0, self.max_num_reqs)
         self.table.commit(num_reqs)
         rows = list(range(num_reqs))
-        check_batch(self.table, self.model, rows)
+        check_tables(self.table, self.model, rows)
         batch = random_batch(draw, self.model, rows)
         step = batch.as_step()
         slots = self.table.compute_slot_mappings(
@@ -295,7 +279,7 @@ class BatchOrderMachine(RuleBasedStateMachine):
         else:
             self.table.invalidate()
         self.table.commit(num_reqs)
-        check_batch(self.table, self.model, list(range(num_reqs)))
+        check_tables(self.table, self.model, list(range(num_reqs)))
 
     @invariant()
     def nothing_is_written_outside(self) -> None:
@@ -329,11 +313,32 @@ def test_batch_order_rows_equal_the_oracle_after_any_operations() -> None:
 
 
 def test_interpreted_kernels_keep_staged_rows_in_any_order_of_programs() -> None:
-    _run(InterpretedMachine, examples=4, steps=12)
+    _run(InterpretedMachine, examples=3, steps=12)
 
 
 def test_interpreted_kernels_keep_batch_order_rows_in_any_order_of_programs() -> None:
-    _run(InterpretedBatchOrderMachine, examples=4, steps=12)
+    _run(InterpretedBatchOrderMachine, examples=3, steps=12)
+
+
+@pytest.mark.parametrize("check", [check_staged, check_batch_order])
+@pytest.mark.parametrize(
+    ("executor_class", "seeds", "steps"),
+    [
+        pytest.param(CheckedExecutor, range(60), 40, id="twin"),
+        pytest.param(InterpretedExecutor, range(8), 8, id="kernel"),
+    ],
+)
+def test_many_edits_before_each_step(
+    check: Callable[..., None],
+    executor_class: Callable[[], GuardedExecutor],
+    seeds: range,
+    steps: int,
+) -> None:
+    for seed in seeds:
+        draw = random.Random(seed)
+        executor = executor_class()
+        check(random_layouts(draw, max_num_reqs=4), executor, draw, steps)
+        assert executor.intact
 
 
 @pytest.mark.long
@@ -348,3 +353,20 @@ def test_interpreted_kernels_keep_batch_order_rows_in_any_order_of_programs() ->
 )
 def test_long_random_operations(machine: type[RuleBasedStateMachine], examples: int) -> None:
     _run(machine, examples=examples, steps=50)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("check", [check_staged, check_batch_order])
+@pytest.mark.parametrize(
+    ("executor_class", "seeds"),
+    [
+        pytest.param(CheckedExecutor, range(1000, 2500), id="twin"),
+        pytest.param(InterpretedExecutor, range(1000, 1100), id="kernel"),
+    ],
+)
+def test_long_many_edits_before_each_step(
+    check: Callable[..., None], executor_class: Callable[[], GuardedExecutor], seeds: range
+) -> None:
+    for seed in seeds:
+        draw = random.Random(seed)
+        check(random_layouts(draw), executor_class(), draw, 40)
