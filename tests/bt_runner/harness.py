@@ -110,8 +110,9 @@ def tiny_engine(
     num_blocks: int | Sequence[int] | None = None,
     drafter: Drafter | None = None,
     batch_sizes: Sequence[int] = (),
+    sanitizes: bool = True,
 ) -> Engine:
-    """An engine over ``tiny_hybrid``."""
+    """An engine over ``tiny_hybrid``, its tables checked in every step."""
     return Engine(
         tiny_hybrid(),
         tiny_weights(),
@@ -120,6 +121,7 @@ def tiny_engine(
         num_blocks=num_blocks,
         drafter=drafter,
         graphs=GraphOptions(batch_sizes=tuple(batch_sizes), capture=recompute),
+        sanitizes=sanitizes,
     )
 
 

@@ -42,9 +42,9 @@ def test_rows_grow_by_what_a_step_adds() -> None:
     """Blocks already held are not asked for again."""
     rows = _rows(AttentionSpec(block_size=4), AttentionSpec(block_size=16))
     request = _request(rows)
-    assert rows.extend(request, 5, 0) == [[1, 2], [1]]
-    assert rows.extend(request, 8, 0) == [[], []]
-    assert rows.extend(request, 9, 0) == [[3], []]
+    assert rows.extend(request, 5) == [[1, 2], [1]]
+    assert rows.extend(request, 8) == [[], []]
+    assert rows.extend(request, 9) == [[3], []]
     assert request.block_ids == [[1, 2, 3], [1]]
 
 
@@ -52,7 +52,7 @@ def test_one_pool_that_is_short_leaves_all_pools_alone() -> None:
     """All groups or none: a request with half its rows could not run."""
     rows = _rows(AttentionSpec(block_size=64), AttentionSpec(block_size=4), num_blocks=3)
     request = _request(rows)
-    assert rows.extend(request, 12, 0) is None
+    assert rows.extend(request, 12) is None
     assert [pool.num_used for pool in rows.pools] == [0, 0]
     assert request.block_ids == [[], []]
 
@@ -61,17 +61,17 @@ def test_states_that_a_step_skips_get_no_block() -> None:
     """A chunk over several columns reads one state and writes one: the rest is null."""
     rows = _rows(MambaSpec(block_size=8, mode="align"))
     request = _request(rows)
-    assert rows.extend(request, 6, 0) == [[1]]
+    assert rows.extend(request, 6) == [[1]]
     request.num_computed = 6
-    assert rows.extend(request, 40, 0) == [[0, 0, 0, 2]]
+    assert rows.extend(request, 40) == [[0, 0, 0, 2]]
 
 
 def test_a_state_that_nothing_reads_any_more_goes_back() -> None:
     """Its column becomes null in the same breath."""
     rows = _rows(MambaSpec(block_size=8, mode="align"))
     request = _request(rows)
-    rows.extend(request, 6, 0)
-    rows.extend(request, 40, 0)
+    rows.extend(request, 6)
+    rows.extend(request, 40)
     request.num_computed = 40
     assert rows.trim(request, last_step=0) == [NullPrefix(row=0, group=0, num_blocks=4)]
     assert request.block_ids == [[0, 0, 0, 0, 2]]
@@ -79,26 +79,35 @@ def test_a_state_that_nothing_reads_any_more_goes_back() -> None:
     assert rows.trim(request, last_step=0) == []
 
 
-def test_drafts_get_a_state_each_and_no_more_than_two_besides() -> None:
-    """What admission reserves, ``max_resident_blocks``, is never exceeded."""
+@pytest.mark.parametrize("chunk", [3, 4, 9, 30])
+def test_drafts_states_move_along_and_are_never_more_than_reserved(chunk: int) -> None:
+    """A step reads one state, and writes one and its drafts': ``max_resident_blocks`` in all."""
     rows = _rows(MambaSpec(block_size=4, mode="align", num_speculative_blocks=3), num_drafts=3)
+    (layout,), (pool,) = rows.layouts, rows.pools
     request = _request(rows, prompt_len=3)
-    most = rows.layouts[0].max_resident_blocks(64)
-    seq_len = 3
-    rows.extend(request, seq_len, 0)
-    for _ in range(20):
+    seq_len = 0
+    for step in range(12):
         request.num_computed = seq_len
         rows.trim(request, last_step=0)
-        seq_len += 4
-        rows.extend(request, seq_len, 3)
-        assert rows.pools[0].num_used <= most
+        seq_len += chunk if step < 6 else 4
+        before = list(request.block_ids[0])
+        source = before[layout.state_column(request.num_computed)] if before else None
+        new_ids = rows.extend(request, seq_len)
+        (held,) = request.block_ids
+        assert new_ids is not None
+        assert held in (before + new_ids[0], new_ids[0])
+        assert len(held) == layout.num_blocks(seq_len)
+        written = layout.state_column(seq_len)
+        assert all(held[written : written + 4])
+        assert source is None or held[layout.state_column(request.num_computed)] == source
+        assert pool.num_used == len(set(held) - {0}) <= layout.max_resident_blocks(64)
 
 
 def test_c7_blocks_behind_the_window_go_back_and_their_columns_become_null() -> None:
     """256 tokens, a window of 128 and blocks of 32: four leading blocks."""
     rows = _rows(SlidingWindowSpec(block_size=32, window=128))
     request = _request(rows)
-    rows.extend(request, 256, 0)
+    rows.extend(request, 256)
     request.num_computed = 256
     assert rows.trim(request, last_step=0) == [NullPrefix(row=0, group=0, num_blocks=4)]
     assert request.block_ids == [[0, 0, 0, 0, 5, 6, 7, 8]]
@@ -109,7 +118,7 @@ def test_all_blocks_go_back_at_once() -> None:
     """Null columns hold none."""
     rows = _rows(AttentionSpec(block_size=4), MambaSpec(block_size=4, mode="align"))
     request = _request(rows)
-    rows.extend(request, 30, 0)
+    rows.extend(request, 30)
     rows.release(request, last_step=0)
     assert [pool.num_used for pool in rows.pools] == [0, 0]
 

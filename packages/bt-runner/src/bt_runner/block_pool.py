@@ -63,6 +63,10 @@ class BlockPool:
         """Return how many hold a block; 0 where it is free or cooling."""
         return self._references.get(block_id, 0)
 
+    def reference_counts(self) -> list[int]:
+        """Return ``references`` of every block, the null block's 0 included."""
+        return [self.references(block_id) for block_id in range(self.num_blocks)]
+
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free blocks, with one reference each.
 

@@ -13,6 +13,7 @@ from bt_runner.errors import RunnerError
 from bt_runner.geometry.arguments import add_arguments as add_plan_arguments
 from bt_runner.replay.arguments import add_arguments as add_replay_arguments
 from bt_runner.run.arguments import add_arguments as add_run_arguments
+from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableError
 
 OK, MISMATCH, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -27,6 +28,9 @@ def run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     try:
         return _run_command(args)
+    except BlockTableFaultError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISMATCH
     except (RunnerError, BlockTableError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -74,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--interleave", type=_positive, default=1, metavar="N", help="tokens that stay on a rank"
     )
     demo.add_argument("--graphs", action="store_true", help="capture decode steps (CUDA)")
+    demo.add_argument("--sanitize", action="store_true", help="check every step's tables")
     demo.add_argument("--no-check", action="store_true", help="skip the dense reference")
     text = commands.add_parser("run", help="continue text with a Hugging Face checkpoint")
     add_run_arguments(text)
@@ -104,6 +109,7 @@ def _run_demo(args: argparse.Namespace) -> int:
         checks=not args.no_check,
         interleave=args.interleave,
         uses_graphs=args.graphs,
+        sanitizes=args.sanitize,
     )
     # the demo's tensors are small: more threads would wait for each other longer than they work
     torch.set_num_threads(1)

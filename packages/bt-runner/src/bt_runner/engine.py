@@ -9,6 +9,7 @@ from bt_runner.block_pool import BlockPool
 from bt_runner.drafters import Drafter
 from bt_runner.errors import BadInputError, RunnerError
 from bt_runner.graphs import GraphOptions
+from bt_runner.guard import TableGuard
 from bt_runner.model_runner import ModelRunner
 from bt_runner.models.cache_groups import CacheGroup, CacheOptions
 from bt_runner.models.config import ModelConfig
@@ -58,6 +59,7 @@ class Engine:
         drafter: Drafter | None = None,
         ranks: Ranks | None = None,
         graphs: GraphOptions | None = None,
+        sanitizes: bool = False,
     ) -> None:
         """Plan the cache groups and allocate all there is.
 
@@ -72,6 +74,7 @@ class Engine:
             ranks: The processes that share every request's attention caches, all of which
                 do the same; ``limits`` says the same of them.
             graphs: Which decode steps are captured; none by default.
+            sanitizes: Whether every step's tables are checked before a layer reads them.
         """
         self._runner = ModelRunner(
             config,
@@ -83,6 +86,8 @@ class Engine:
             graphs=graphs or GraphOptions(),
         )
         self._rows = RequestRows(self._runner.layouts, self._runner.num_blocks)
+        if sanitizes:
+            self._runner.guard = TableGuard(self._rows.layouts, self._rows.pools)
         self._scheduler = Scheduler(limits, self._rows)
         self._drafter = drafter
         self._max_drafts = limits.num_speculative_tokens

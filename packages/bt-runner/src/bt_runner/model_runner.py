@@ -18,6 +18,7 @@ from bt_runner.graphs import (
     graph_sizes,
     stand_ins,
 )
+from bt_runner.guard import TableGuard
 from bt_runner.models.cache_groups import CacheOptions, cache_groups
 from bt_runner.models.caches import Caches
 from bt_runner.models.config import ModelConfig
@@ -43,6 +44,7 @@ class ModelRunner:
         num_blocks: Blocks of each group, the null block included.
         caches: Their memory.
         recorder: What observes the steps, or None.
+        guard: What checks the tables of every step, or None.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ModelRunner:
         self._device, self._dtype = embedding.device, embedding.dtype
         self._limits = limits
         self.recorder: Recorder | None = None
+        self.guard: TableGuard | None = None
         self.groups = cache_groups(config, options)
         setup = init_attention([group.attention for group in self.groups], limits, self._device)
         self.layouts = setup.layouts
@@ -120,6 +123,8 @@ class ModelRunner:
             num_tokens_padded=size and size.num_reqs * size.query_len,
         )
         tables = self._tables.step(batch.for_tables())
+        if self.guard is not None:
+            self.guard.check(scheduled, batch, tables)
         # what is captured must do for requests of any length
         longest = self._limits.max_model_len if size else None
         commons = batch.for_builders(self.layouts, tables, longest)

@@ -14,10 +14,17 @@ from bt_width import NULL_BLOCK, BlockTableLayout
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """New columns at the end of a row: first null ones, then blocks."""
+    """New columns at the end of a row: null ones, then blocks moved there, then fresh ones.
+
+    Attributes:
+        num_null: Null columns.
+        moved: Columns whose blocks move to the end, and which become null.
+        num_fresh: Blocks from the pool.
+    """
 
     num_null: int
-    num_blocks: int
+    moved: tuple[int, ...]
+    num_fresh: int
 
 
 class NullPrefix(NamedTuple):
@@ -83,26 +90,31 @@ class RequestRows:
         """Begin a request's rows; none holds a block yet, unless a subclass knows some to share."""
         request.block_ids = [[] for _ in self.layouts]
 
-    def extend(self, request: Request, seq_len: int, num_drafts: int) -> list[list[int]] | None:
+    def extend(self, request: Request, seq_len: int) -> list[list[int]] | None:
         """Give a request what a step needs that leaves it with ``seq_len`` tokens.
 
         Returns:
-            The ids to append, group by group; None, and nothing is taken, where a pool
+            The ids to append, group by group. Where states moved along their row, all rows
+            whole: they replace what stands there. None, and nothing is taken, where a pool
             has too few.
         """
         growths = [
-            _growth(layout, len(held), seq_len, num_drafts)
+            _growth(layout, held, request.num_computed, seq_len)
             for layout, held in zip(self.layouts, request.block_ids, strict=True)
         ]
         pairs = list(zip(self.pools, growths, strict=True))
-        if any(growth.num_blocks > pool.num_free for pool, growth in pairs):
+        if any(growth.num_fresh > pool.num_free for pool, growth in pairs):
             return None
-        new_ids = [
-            [NULL_BLOCK] * growth.num_null + pool.allocate(growth.num_blocks)
-            for pool, growth in pairs
-        ]
-        for held, ids in zip(request.block_ids, new_ids, strict=True):
+        new_ids = []
+        for pool, growth, held in zip(self.pools, growths, request.block_ids, strict=True):
+            moved = [held[column] for column in growth.moved]
+            for column in growth.moved:
+                held[column] = NULL_BLOCK
+            ids = [NULL_BLOCK] * growth.num_null + moved + pool.allocate(growth.num_fresh)
             held.extend(ids)
+            new_ids.append(ids)
+        if any(growth.moved for growth in growths):
+            return [list(held) for held in request.block_ids]
         return new_ids
 
     def trim(self, request: Request, *, last_step: int) -> list[NullPrefix]:
@@ -129,13 +141,19 @@ class RequestRows:
             pool.complete(step)
 
 
-def _growth(layout: BlockTableLayout, num_held: int, seq_len: int, num_drafts: int) -> _Growth:
+def _growth(
+    layout: BlockTableLayout, held: Sequence[int], num_computed: int, seq_len: int
+) -> _Growth:
+    end = layout.num_blocks(seq_len)
     if layout.kind != "mamba":
-        return _Growth(0, max(layout.num_blocks(seq_len) - num_held, 0))
-    written = layout.state_column(seq_len)
-    # the states between the one read and the one written are never kept
-    num_null = max(written - num_held, 0)
-    return _Growth(num_null, max(written + 1 + num_drafts - num_held - num_null, 0))
+        return _Growth(0, (), max(end - len(held), 0))
+    read, written = layout.state_column(num_computed), layout.state_column(seq_len)
+    # between the state read and the one written lie drafts' states, which nobody wants any more
+    skipped = range(read + 1, min(written, len(held)))
+    moved = tuple(column for column in skipped if held[column] != NULL_BLOCK)
+    num_null = max(written - len(held), 0)
+    num_missing = max(end - len(held) - num_null, 0)
+    return _Growth(num_null, moved[:num_missing], max(num_missing - len(moved), 0))
 
 
 def pool_sizes(

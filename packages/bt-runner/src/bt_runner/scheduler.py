@@ -74,6 +74,9 @@ class Scheduler:
         while len(plan) < len(self.running) and budget > 0:
             part = self._schedule_one(self.running[len(plan)], budget)
             if part is not None:
+                if part.new_block_ids == part.request.block_ids:
+                    # given whole: what stood there goes first
+                    self._cleared_rows.append(part.row)
                 plan.append(part)
                 budget -= len(part.token_ids)
             elif self._blocks_are_returning:
@@ -143,7 +146,7 @@ class Scheduler:
         room = min(budget, request.max_len - start) - len(known)
         drafts = [] if request.is_prefilling else request.drafts[: max(room, 0)]
         seq_len = start + len(known) + len(drafts)
-        new_block_ids = self._rows.extend(request, seq_len, len(drafts))
+        new_block_ids = self._rows.extend(request, seq_len)
         if new_block_ids is None or request.row is None:
             return None
         return Scheduled(

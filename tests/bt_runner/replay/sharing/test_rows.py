@@ -24,7 +24,7 @@ def _started(rows: SharedRows, name: str, hash_ids: list[int], prompt_len: int) 
 def _ended(rows: SharedRows, name: str, hash_ids: list[int], prompt_len: int) -> list[int]:
     """Run a request over its prompt to its end; return the blocks it had."""
     request = _started(rows, name, hash_ids, prompt_len)
-    rows.extend(request, prompt_len, 0)
+    rows.extend(request, prompt_len)
     rows.offer(request, prompt_len)
     (blocks,) = request.block_ids
     rows.release(request, last_step=1)
@@ -48,7 +48,7 @@ def test_blocks_that_nobody_holds_make_room() -> None:
     _ended(rows, "first", [1, 2, 3], 1536)
     other = _started(rows, "other", [], 1024)
 
-    new_block_ids = rows.extend(other, 1024, 0)
+    new_block_ids = rows.extend(other, 1024)
 
     assert new_block_ids is not None
     assert len(new_block_ids[0]) == 2
@@ -60,7 +60,7 @@ def test_room_that_would_not_do_is_not_made() -> None:
     _ended(rows, "first", [1, 2, 3], 1536)
     other = _started(rows, "other", [], 2048)
 
-    assert rows.extend(other, 2048, 0) is None
+    assert rows.extend(other, 2048) is None
     assert rows.prefixes.num_idle == 3
 
 
@@ -69,7 +69,7 @@ def test_a_request_that_did_not_get_in_was_spared_nothing() -> None:
     blocks = _ended(rows, "first", [1, 2], 1024)
     second = _started(rows, "second", [1, 2, 3, 4], 2048)
 
-    refused = rows.extend(second, 2048, 0)
+    refused = rows.extend(second, 2048)
     rows.release(second, last_step=1)
 
     assert refused is None

@@ -50,6 +50,7 @@ class DemoOptions:
         checks: Whether every request is compared with the dense reference.
         interleave: Consecutive tokens that stay on one rank, where there are several.
         uses_graphs: Whether decode steps are captured as CUDA graphs.
+        sanitizes: Whether every step's tables are checked.
     """
 
     prompts: Path | None = None
@@ -62,6 +63,7 @@ class DemoOptions:
     checks: bool = True
     interleave: int = 1
     uses_graphs: bool = False
+    sanitizes: bool = False
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
@@ -98,7 +100,13 @@ def _run_on(
         raise BadInputError(f"CUDA graphs need a CUDA device, not {device}", device=str(device))
     graphs = GraphOptions(batch_sizes=GRAPH_SIZES if options.uses_graphs else ())
     engine = Engine(
-        config, weights, limits, num_blocks=options.num_blocks, ranks=ranks, graphs=graphs
+        config,
+        weights,
+        limits,
+        num_blocks=options.num_blocks,
+        ranks=ranks,
+        graphs=graphs,
+        sanitizes=options.sanitizes,
     )
     place = f"{device}" if ranks.size == 1 else f"{ranks.size} ranks, {device.type}"
     console.print(f"bt-runner demo on {place}, {options.dtype}\n", highlight=False)

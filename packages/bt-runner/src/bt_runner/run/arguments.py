@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafts", type=_positive, default=0, metavar="K", help="tokens guessed ahead"
     )
+    parser.add_argument("--sanitize", action="store_true", help="check every step's tables")
     parser.add_argument(
         "--interleave",
         type=_positive,

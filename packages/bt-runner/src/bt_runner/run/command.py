@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
             num_blocks=args.num_blocks,
             drafter=NGramDrafter() if args.drafts else None,
             ranks=ranks,
+            sanitizes=args.sanitize,
         )
         params = SamplingParams(
             max_new_tokens=args.max_new_tokens,

@@ -36,9 +36,9 @@ class SharedRows(RequestRows):
         request.block_ids = self.prefixes.share(use, request.prompt_len - 1)
         request.num_computed = use.num_offered * self.prefixes.granule_tokens
 
-    def extend(self, request: Request, seq_len: int, num_drafts: int) -> list[list[int]] | None:
+    def extend(self, request: Request, seq_len: int) -> list[list[int]] | None:
         """Give a request what a step needs; where blocks are short, shared ones make room."""
-        new_block_ids = super().extend(request, seq_len, num_drafts)
+        new_block_ids = super().extend(request, seq_len)
         if new_block_ids is not None or not self.prefixes.num_idle:
             return new_block_ids
         missing = [
@@ -49,7 +49,7 @@ class SharedRows(RequestRows):
             return None
         for pool in self.pools:
             pool.complete(self._ended_step)
-        return super().extend(request, seq_len, num_drafts)
+        return super().extend(request, seq_len)
 
     def offer(self, request: Request, num_computed: int) -> None:
         """Let others share what a running request has computed of its prompt."""
