@@ -107,7 +107,9 @@ def as_tuple(name: str, items: Iterable[Item], kind: type | None = None) -> tupl
     except TypeError:
         raise InvalidSpecError(f"{name} must be a sequence, not {items!r}", value=items) from None
     for item in found:
-        if kind is not None and not isinstance(item, kind):
+        # True is an int to Python, and no place in a batch
+        is_slip = kind is int and isinstance(item, bool)
+        if kind is not None and (is_slip or not isinstance(item, kind)):
             raise InvalidSpecError(
                 f"{name} must hold {kind.__name__} objects, not {item!r}", value=item
             )
