@@ -1,0 +1,1 @@
+"""The demo: real text through the built-in hybrid, and the check of every token."""
