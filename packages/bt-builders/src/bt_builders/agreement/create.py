@@ -10,7 +10,7 @@ import torch
 
 from bt_width import BlockTableLayout, InvalidSpecError
 
-from ..batch.checks import as_tuple, indexed_device, require_layout, require_positive
+from ..batch.checks import as_tuple, indexed_device, require_layout, require_ubatches
 from .protocol import (
     BuilderClass,
     CudagraphLevel,
@@ -52,9 +52,9 @@ def create_metadata_builders(
 
     Raises:
         InvalidSpecError: A class's flag and constructor disagree, a flag is no bool, or
-            there is no micro-batch.
+            there is no micro-batch, or far too many.
     """
-    require_positive("num_ubatches", num_ubatches)
+    require_ubatches(num_ubatches)
     require_layout(layout)
     classes = as_tuple("builder_classes", builder_classes)
     for builder_class in classes:

@@ -21,7 +21,7 @@ from bt_width import (
     select_kernel_block_size,
 )
 
-from ..batch.checks import as_tuple, indexed_device, require_positive
+from ..batch.checks import as_tuple, indexed_device, require_ubatches
 from .backend import AttentionGroup, is_split, layers_of
 from .create import CudagraphSupport, create_metadata_builders, least_cudagraph_support
 from .protocol import MetadataBuilder
@@ -86,7 +86,7 @@ def init_attention(
             builder's flag and constructor disagree.
     """
     groups = as_tuple("groups", groups, AttentionGroup)
-    require_positive("num_ubatches", num_ubatches)
+    require_ubatches(num_ubatches)
     device = indexed_device(device)
     kernel_block_sizes = prepare_kernel_block_sizes(groups)
     layouts = tuple(

@@ -100,6 +100,17 @@ def require_positive(name: str, value: object) -> None:
         raise InvalidSpecError(f"{name} must be a positive int, not {value!r}", value=value)
 
 
+def require_ubatches(num_ubatches: object) -> None:
+    """Refuse a number of micro-batches that no engine overlaps: each has builders of its own."""
+    require_positive("num_ubatches", num_ubatches)
+    if cast(int, num_ubatches) > MAX_UBATCHES:
+        raise InvalidSpecError(
+            f"num_ubatches must be at most {MAX_UBATCHES}, not {num_ubatches}",
+            num_ubatches=num_ubatches,
+            max_ubatches=MAX_UBATCHES,
+        )
+
+
 def as_tuple(name: str, items: Iterable[Item], kind: type | None = None) -> tuple[Item, ...]:
     """Return ``items`` as a tuple; refuse what is no collection, or holds another ``kind``."""
     try:

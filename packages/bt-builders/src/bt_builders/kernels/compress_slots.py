@@ -8,6 +8,7 @@ from bt_tables.triton_support import jit, tl
 from bt_width import PAD_SLOT
 
 from ..batch.geometry import RowGeometry
+from .device import device_of
 from .places import state_slot
 
 _TILE = 256
@@ -23,15 +24,16 @@ def compress_slots(
     num_tokens = out.numel()
     if not num_tokens:
         return
-    compress_slots_kernel[(-(-num_tokens // _TILE),)](
-        positions_ptr=positions,
-        slot_mapping_ptr=slot_mapping,
-        out_ptr=out,
-        T=num_tokens,
-        PAD_SLOT=PAD_SLOT,
-        TOKENS_PER_STATE=geometry.tokens_per_state,
-        TILE=_TILE,
-    )
+    with device_of(out):
+        compress_slots_kernel[(-(-num_tokens // _TILE),)](
+            positions_ptr=positions,
+            slot_mapping_ptr=slot_mapping,
+            out_ptr=out,
+            T=num_tokens,
+            PAD_SLOT=PAD_SLOT,
+            TOKENS_PER_STATE=geometry.tokens_per_state,
+            TILE=_TILE,
+        )
 
 
 @jit(any_value=("positions_ptr", "slot_mapping_ptr", "out_ptr", "T"))

@@ -9,6 +9,7 @@ from bt_width import NULL_BLOCK
 
 from ..batch.geometry import RowGeometry
 from ..operations import ExpandedRows, TokenLens
+from .device import device_of
 from .places import local_states, request_of_token, token_len
 
 _TILE = 512
@@ -26,27 +27,28 @@ def expand_rows(
     num_reqs, num_tokens = seq_lens.numel(), lens.seq_lens.numel()
     if not num_tokens:
         return
-    expand_rows_kernel[(num_tokens,)](
-        query_start_loc_ptr=query_start_loc,
-        seq_lens_ptr=seq_lens,
-        block_table_ptr=block_table,
-        block_table_row_stride=block_table.stride(0),
-        out_lens_ptr=lens.seq_lens,
-        out_local_lens_ptr=lens.local_lens,
-        out_table_ptr=rows.table,
-        out_table_row_stride=rows.table.stride(0),
-        num_live_ptr=rows.num_live,
-        N=num_reqs,
-        W=geometry.width,
-        search_steps=num_reqs.bit_length(),
-        NULL_BLOCK=NULL_BLOCK,
-        STATES_PER_COLUMN=geometry.states_per_column,
-        TOKENS_PER_STATE=geometry.tokens_per_state,
-        SHARDS=geometry.shards,
-        RANK=geometry.rank,
-        INTERLEAVE=geometry.interleave,
-        TILE=_TILE,
-    )
+    with device_of(rows.table):
+        expand_rows_kernel[(num_tokens,)](
+            query_start_loc_ptr=query_start_loc,
+            seq_lens_ptr=seq_lens,
+            block_table_ptr=block_table,
+            block_table_row_stride=block_table.stride(0),
+            out_lens_ptr=lens.seq_lens,
+            out_local_lens_ptr=lens.local_lens,
+            out_table_ptr=rows.table,
+            out_table_row_stride=rows.table.stride(0),
+            num_live_ptr=rows.num_live,
+            N=num_reqs,
+            W=geometry.width,
+            search_steps=num_reqs.bit_length(),
+            NULL_BLOCK=NULL_BLOCK,
+            STATES_PER_COLUMN=geometry.states_per_column,
+            TOKENS_PER_STATE=geometry.tokens_per_state,
+            SHARDS=geometry.shards,
+            RANK=geometry.rank,
+            INTERLEAVE=geometry.interleave,
+            TILE=_TILE,
+        )
 
 
 @jit(

@@ -9,6 +9,7 @@ from bt_width import NULL_BLOCK, PAD_SLOT
 
 from ..batch.geometry import RowGeometry
 from ..operations import DraftRows
+from .device import device_of
 from .places import local_states, state_slot
 
 # one request a thread, so that only the thread that writes a length has read it
@@ -23,28 +24,29 @@ def step_drafts(
     num_reqs = drafts.seq_lens.numel()
     if not num_reqs:
         return
-    step_drafts_kernel[(-(-num_reqs // _TILE),)](
-        block_table_ptr=block_table,
-        block_table_row_stride=block_table.stride(0),
-        seq_lens_ptr=drafts.seq_lens,
-        local_lens_ptr=drafts.local_lens,
-        positions_ptr=drafts.positions,
-        slot_mapping_ptr=drafts.slot_mapping,
-        N=num_reqs,
-        W=geometry.width,
-        step=step,
-        max_len=geometry.max_len,
-        NULL_BLOCK=NULL_BLOCK,
-        PAD_SLOT=PAD_SLOT,
-        KERNEL_BLOCK_SIZE=geometry.kernel_block_size,
-        RING_SIZE=geometry.ring_size,
-        TOKENS_PER_STATE=geometry.tokens_per_state,
-        SHARDS=geometry.shards,
-        RANK=geometry.rank,
-        INTERLEAVE=geometry.interleave,
-        TILE=_TILE,
-        num_warps=_WARPS,
-    )
+    with device_of(drafts.seq_lens):
+        step_drafts_kernel[(-(-num_reqs // _TILE),)](
+            block_table_ptr=block_table,
+            block_table_row_stride=block_table.stride(0),
+            seq_lens_ptr=drafts.seq_lens,
+            local_lens_ptr=drafts.local_lens,
+            positions_ptr=drafts.positions,
+            slot_mapping_ptr=drafts.slot_mapping,
+            N=num_reqs,
+            W=geometry.width,
+            step=step,
+            max_len=geometry.max_len,
+            NULL_BLOCK=NULL_BLOCK,
+            PAD_SLOT=PAD_SLOT,
+            KERNEL_BLOCK_SIZE=geometry.kernel_block_size,
+            RING_SIZE=geometry.ring_size,
+            TOKENS_PER_STATE=geometry.tokens_per_state,
+            SHARDS=geometry.shards,
+            RANK=geometry.rank,
+            INTERLEAVE=geometry.interleave,
+            TILE=_TILE,
+            num_warps=_WARPS,
+        )
 
 
 @jit(

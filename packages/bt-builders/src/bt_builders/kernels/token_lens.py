@@ -8,6 +8,7 @@ from bt_tables.triton_support import jit, tl
 
 from ..batch.geometry import RowGeometry
 from ..operations import TokenLens
+from .device import device_of
 from .places import local_states, request_of_token, token_len
 
 _TILE = 128
@@ -23,20 +24,21 @@ def token_lens(
     num_reqs, num_tokens = seq_lens.numel(), out.seq_lens.numel()
     if not num_tokens:
         return
-    token_lens_kernel[(-(-num_tokens // _TILE),)](
-        query_start_loc_ptr=query_start_loc,
-        seq_lens_ptr=seq_lens,
-        out_lens_ptr=out.seq_lens,
-        out_local_lens_ptr=out.local_lens,
-        N=num_reqs,
-        T=num_tokens,
-        search_steps=num_reqs.bit_length(),
-        TOKENS_PER_STATE=geometry.tokens_per_state,
-        SHARDS=geometry.shards,
-        RANK=geometry.rank,
-        INTERLEAVE=geometry.interleave,
-        TILE=_TILE,
-    )
+    with device_of(out.seq_lens):
+        token_lens_kernel[(-(-num_tokens // _TILE),)](
+            query_start_loc_ptr=query_start_loc,
+            seq_lens_ptr=seq_lens,
+            out_lens_ptr=out.seq_lens,
+            out_local_lens_ptr=out.local_lens,
+            N=num_reqs,
+            T=num_tokens,
+            search_steps=num_reqs.bit_length(),
+            TOKENS_PER_STATE=geometry.tokens_per_state,
+            SHARDS=geometry.shards,
+            RANK=geometry.rank,
+            INTERLEAVE=geometry.interleave,
+            TILE=_TILE,
+        )
 
 
 @jit(
