@@ -11,6 +11,9 @@ from bt_width import BlockTableLayout, InvalidSpecError, WidthMismatchError
 
 Item = TypeVar("Item")
 
+MAX_UBATCHES = 64
+"""Micro-batches at once that no engine overlaps."""
+
 
 def require_tensor(
     name: str,
@@ -100,10 +103,10 @@ def require_positive(name: str, value: object) -> None:
         raise InvalidSpecError(f"{name} must be a positive int, not {value!r}", value=value)
 
 
-def require_ubatches(num_ubatches: object) -> None:
+def require_ubatches(num_ubatches: int) -> None:
     """Refuse a number of micro-batches that no engine overlaps: each has builders of its own."""
     require_positive("num_ubatches", num_ubatches)
-    if cast(int, num_ubatches) > MAX_UBATCHES:
+    if num_ubatches > MAX_UBATCHES:
         raise InvalidSpecError(
             f"num_ubatches must be at most {MAX_UBATCHES}, not {num_ubatches}",
             num_ubatches=num_ubatches,
