@@ -79,18 +79,13 @@ class AttentionBackend:
             NoCommonBlockSizeError: They do not read its kernel blocks.
             InvalidSpecError: Its rows do not span what they need.
         """
-        if is_split(layout.spec):
-            sizes = {self.name: self.supported_kernel_block_sizes}
-            if (
-                select_kernel_block_size(layout.kernel_block_size, sizes)
-                != layout.kernel_block_size
-            ):
-                raise NoCommonBlockSizeError(
-                    f"{self.name} does not read kernel blocks of {layout.kernel_block_size} "
-                    f"tokens, only {list(self.supported_kernel_block_sizes)}",
-                    backend=self.name,
-                    kernel_block_size=layout.kernel_block_size,
-                )
+        size, sizes = layout.kernel_block_size, self.supported_kernel_block_sizes
+        if is_split(layout.spec) and select_kernel_block_size(size, {self.name: sizes}) != size:
+            raise NoCommonBlockSizeError(
+                f"{self.name} does not read kernel blocks of {size} tokens, only {list(sizes)}",
+                backend=self.name,
+                kernel_block_size=size,
+            )
         row = layout.width * layout.kernel_block_size
         span = self.span_tokens(layout.spec)
         if row % span:

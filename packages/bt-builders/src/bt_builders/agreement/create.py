@@ -135,8 +135,7 @@ def _check_class(builder_class: BuilderClass) -> None:
         raise InvalidSpecError(
             f"{name_of(builder_class)} has requires_block_table_width {flag}, so that it is "
             f"called as {wanted}, but its constructor takes ({', '.join(signature.parameters)}): "
-            f"{error}; "
-            "change the flag or the constructor",
+            f"{error}; change the flag or the constructor",
             builder_class=builder_class,
             flag=flag,
         ) from None
