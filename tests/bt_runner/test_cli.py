@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import bt_runner
 from bt_runner.__main__ import main
-from bt_runner.demo import main as demo
+from bt_runner.demo import command as demo
 from bt_runner.demo.prompts import installed_prompts
 from bt_runner.engine import Engine
 from bt_tables import StagedBlockTables, StepBatch, StepTables
@@ -129,6 +130,23 @@ def test_a_wrong_command_line_exits_2(argv: list[str], capsys: pytest.CaptureFix
         main(argv)
     assert end.value.code == 2
     assert "usage: bt-runner" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "plan", "replay"])
+def test_every_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the end of its help."""
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert f"example: bt-runner {command}" in capsys.readouterr().out
+
+
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The package's own."""
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"bt-runner {bt_runner.__version__}\n"
 
 
 def test_ctrl_c_ends_without_a_traceback(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -32,92 +31,65 @@ MAX_MODEL_LEN = 4_096
 MAX_NUM_REQS = 8
 MAX_NUM_BATCHED_TOKENS = 512
 STEPS_BETWEEN_ARRIVALS = 2
+PIPE_WIDTH = 100
 GRAPH_SIZES = (1, 2, 4, MAX_NUM_REQS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """What the user chose.
-
-    Attributes:
-        prompts: A file of prompts, or None for those found in the installation.
-        max_new_tokens: Tokens written per request.
-        device: Its name, or None for CUDA where there is one.
-        dtype: Of the weights and caches.
-        seed: Of the weights.
-        max_model_len: Tokens of the longest request, or None for the demo's own.
-        num_blocks: Blocks of each pool, the null block included, or None for enough.
-        checks: Whether every request is compared with the dense reference.
-        interleave: Consecutive tokens that stay on one rank, where there are several.
-        uses_graphs: Whether decode steps are captured as CUDA graphs.
-        sanitizes: Whether every step's tables are checked.
-    """
-
-    prompts: Path | None = None
-    max_new_tokens: int = 32
-    device: str | None = None
-    dtype: str = "float64"
-    seed: int = 0
-    max_model_len: int | None = None
-    num_blocks: int | None = None
-    checks: bool = True
-    interleave: int = 1
-    uses_graphs: bool = False
-    sanitizes: bool = False
-
-
-def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Decode all prompts; return whether they match the reference, or are not checked.
+def run(args: argparse.Namespace) -> int:
+    """Decode all prompts; return 0, or 1 where one of them does not match the reference.
 
     Several processes that torchrun started share the attention caches and decode together;
     the first of them prints and checks.
+
+    Raises:
+        BadInputError: A file or a device cannot be used.
+        RequestRefusedError: A prompt is too long, or a pool too small for it.
     """
-    device = find_device(options.device)
-    prompts = read_prompts(options.prompts) if options.prompts else installed_prompts()
+    device = find_device(args.device)
+    if args.graphs and device.type != "cuda":
+        raise BadInputError(f"CUDA graphs need a CUDA device, not {device}", device=str(device))
+    prompts = read_prompts(args.prompts) if args.prompts else installed_prompts()
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    if device.type == "cpu":
+        # tensors so small that more threads would wait for each other longer than they work
+        torch.set_num_threads(1)
     with joined_ranks(device.type) as ranks:
         console.quiet = ranks.rank > 0
-        return _run_on(device, ranks, prompts, options, console)
+        is_well = _run_on(device, ranks, prompts, args, console)
+    return 0 if is_well else 1
 
 
 def _run_on(
     device: torch.device,
     ranks: Ranks,
     prompts: Sequence[Prompt],
-    options: DemoOptions,
+    args: argparse.Namespace,
     console: Console,
 ) -> bool:
     config = hybrid_config()
-    dtype = getattr(torch, options.dtype)
-    weights = random_weights(config, seed=options.seed, dtype=dtype, device=device)
-    context = ContextParallel(size=ranks.size, rank=ranks.rank, interleave=options.interleave)
-    limits = ServingLimits(
-        max_model_len=options.max_model_len or MAX_MODEL_LEN,
-        max_num_reqs=MAX_NUM_REQS,
-        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-        context_parallel=context,
-    )
-    if options.uses_graphs and device.type != "cuda":
-        raise BadInputError(f"CUDA graphs need a CUDA device, not {device}", device=str(device))
-    graphs = GraphOptions(batch_sizes=GRAPH_SIZES if options.uses_graphs else ())
+    dtype = getattr(torch, args.dtype)
+    weights = random_weights(config, seed=args.seed, dtype=dtype, device=device)
     engine = Engine(
         config,
         weights,
-        limits,
-        num_blocks=options.num_blocks,
+        _limits(args, ranks),
+        num_blocks=args.num_blocks,
         ranks=ranks,
-        graphs=graphs,
-        sanitizes=options.sanitizes,
+        graphs=GraphOptions(batch_sizes=GRAPH_SIZES if args.graphs else ()),
+        sanitizes=args.sanitize,
     )
     place = f"{device}" if ranks.size == 1 else f"{ranks.size} ranks, {device.type}"
-    console.print(f"bt-runner demo on {place}, {options.dtype}\n", highlight=False)
+    console.print(f"bt-runner demo on {place}, {args.dtype}\n", highlight=False)
     console.print(groups_table(engine))
     console.print()
     recorder = Recorder()
-    checks = options.checks and ranks.rank == 0
+    checks = not args.no_check and ranks.rank == 0
     if checks:
         engine.observe(recorder)
     started = time.perf_counter()
-    requests = _decode(engine, prompts, options.max_new_tokens, console)
+    requests = _decode(engine, prompts, args.max_new_tokens, console)
     seconds = time.perf_counter() - started
     console.print(requests_table(requests, [prompt.name for prompt in prompts]))
     console.print()
@@ -126,6 +98,17 @@ def _run_on(
         return True
     verdicts = _check(DenseModel(config, weights), requests, recorder, console)
     return print_check(console, verdicts, near_tie_bound(dtype))
+
+
+def _limits(args: argparse.Namespace, ranks: Ranks) -> ServingLimits:
+    return ServingLimits(
+        max_model_len=args.max_model_len or MAX_MODEL_LEN,
+        max_num_reqs=MAX_NUM_REQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        context_parallel=ContextParallel(
+            size=ranks.size, rank=ranks.rank, interleave=args.interleave
+        ),
+    )
 
 
 def _decode(
