@@ -140,6 +140,8 @@ def test_the_least_support_names_who_limits_it() -> None:
     support = least_cudagraph_support([Plain, Asking, DSAIndexerMetadataBuilder])
 
     assert support == CudagraphSupport("single", "Asking")
+    same = least_cudagraph_support([Plain, MLAMetadataBuilder, DSAIndexerMetadataBuilder])
+    assert same == ("uniform", "MLAMetadataBuilder")
     assert least_cudagraph_support([Plain]) == ("always", "Plain")
     assert least_cudagraph_support([]) == ("always", "")
 
