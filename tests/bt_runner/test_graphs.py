@@ -32,6 +32,7 @@ from bt_builders import (
 )
 from bt_runner import batch
 from bt_runner.engine import Engine
+from bt_runner.errors import BadInputError
 from bt_runner.graphs import GraphOptions, graph_sizes
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.step import ModelStep
@@ -207,6 +208,14 @@ def test_sizes_are_those_that_builders_and_limits_allow(
     """Six requests of three tokens are more than a step of sixteen holds."""
     limits = tiny_limits(max_num_reqs=6, num_speculative_tokens=2)
     assert graph_sizes((1, 4, 6), limits, CudagraphSupport(level, "a builder")) == sizes
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_graphs_without_a_device_are_refused() -> None:
+    """When the engine is made, not when the first step is due."""
+    graphs = GraphOptions(batch_sizes=(1,))
+    with pytest.raises(BadInputError, match="CUDA graphs need a CUDA device"):
+        Engine(tiny_hybrid(), tiny_weights(), tiny_limits(), options=tiny_options(), graphs=graphs)
 
 
 def test_several_ranks_replay_what_one_computes() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bt_builders import CudagraphSupport
+from bt_runner.errors import BadInputError
 from bt_runner.request import Request, SamplingParams
 from bt_runner.step_plan import Scheduled
 from bt_width import ServingLimits
@@ -35,7 +36,13 @@ class CudaCapture:
         self._pool: Any = None
 
     def __call__(self, work: Work) -> Work:
-        """Warm up beside the current stream, then capture."""
+        """Warm up beside the current stream, then capture.
+
+        Raises:
+            BadInputError: There is no CUDA device.
+        """
+        if not torch.cuda.is_available():
+            raise BadInputError("CUDA graphs need a CUDA device, and there is none")
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
