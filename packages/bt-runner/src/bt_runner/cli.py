@@ -14,6 +14,7 @@ from bt_runner.errors import RunnerError
 from bt_runner.geometry.arguments import add_arguments as add_plan_arguments
 from bt_runner.replay.arguments import add_arguments as add_replay_arguments
 from bt_runner.run.arguments import add_arguments as add_run_arguments
+from bt_runner.soak.arguments import add_arguments as add_soak_arguments
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableError
 
@@ -60,6 +61,12 @@ _COMMANDS = {
         add_replay_arguments,
         "run a trace of real traffic over a model's block tables, and check them",
         "bt-runner replay trace.csv --config config.json --speculative-tokens 3 --dcp 2",
+    ),
+    "soak": _Command(
+        "bt_runner.soak.command",
+        add_soak_arguments,
+        "run random traffic over random block tables for long, and check every step",
+        "bt-runner soak --minutes 60",
     ),
 }
 

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from bt_builders import AttentionSetup
 from bt_runner.batch import BatchArrays, BatchBuffers, assemble
 from bt_runner.errors import RequestRefusedError, RunnerError
 from bt_runner.replay.check import StepCheck
+from bt_runner.replay.outcomes import Outcomes
 from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.replay.summary import Summary
 from bt_runner.replay.traffic.arrivals import Arrivals
@@ -19,7 +18,7 @@ from bt_runner.replay.traffic.trace import TraceRequest
 from bt_runner.request import Request, SamplingParams
 from bt_runner.scheduler import Scheduler
 from bt_runner.staging import stage_plan
-from bt_runner.step_plan import Scheduled, StepPlan
+from bt_runner.step_plan import StepPlan
 from bt_tables import StagedBlockTables, StepTables
 
 _PADDED_REQS = 8
@@ -74,7 +73,7 @@ class Replay:
         self._options = options
         self._scheduler = Scheduler(self._limits, self.rows)
         self._check = StepCheck(names, setup.layouts, self.rows)
-        self._draw = np.random.default_rng(options.seed)
+        self._outcomes = Outcomes(self._scheduler, self.rows, options.acceptance, options.seed)
         self._buffers = BatchBuffers(self._limits, tables.device)
 
     def run(
@@ -139,8 +138,9 @@ class Replay:
         summary.note_blocks(self.rows.pools)
         summary.num_tokens += sum(len(part.token_ids) for part in plan.scheduled)
         summary.num_preemptions += plan.num_preempted
-        for part, accepted in zip(plan.scheduled, self._accepted(plan), strict=True):
-            self._account(part, accepted)
+        for request, num_taken in self._outcomes.settle(plan, summary.num_steps):
+            summary.num_output_tokens += num_taken
+            summary.num_requests += request.finish_reason is not None
         # nothing is in flight when a step returns, so what it gave up is free at once
         self.rows.complete(summary.num_steps)
         summary.hit_tokens = self.rows.prefixes.hit_tokens
@@ -168,28 +168,3 @@ class Replay:
             for builder in builders:
                 builder.build(common)
         self.summary.builder_seconds.append(time.perf_counter() - began)
-
-    def _accepted(self, plan: StepPlan) -> list[int]:
-        """Draw how many leading drafts of each request are right."""
-        shape = (len(plan.scheduled), self._limits.num_speculative_tokens)
-        right = self._draw.random(shape) < self._options.acceptance
-        drawn: list[int] = right.cumprod(axis=1).sum(axis=1).tolist()
-        return [min(n, part.num_drafts) for n, part in zip(drawn, plan.scheduled, strict=True)]
-
-    def _account(self, part: Scheduled, accepted: int) -> None:
-        request, step = part.request, self.summary.num_steps
-        self.rows.offer(request, part.seq_len)
-        if not part.num_choices:
-            self._scheduler.advance(request, part.seq_len, step)
-            return
-        taken = request.accept([0] * (1 + accepted))
-        self.summary.num_output_tokens += len(taken)
-        if request.finish_reason is not None:
-            self._scheduler.finish(request, step)
-            self.rows.forget(request)
-            self.summary.num_requests += 1
-            return
-        request.num_accepted = 1 + accepted
-        num_computed = part.seq_len - (part.num_drafts - accepted)
-        self._scheduler.advance(request, num_computed, step)
-        request.drafts = [0] * self._limits.num_speculative_tokens

@@ -1,0 +1,1 @@
+"""Random traffic over random surroundings for minutes or hours, every step checked."""

@@ -1,0 +1,106 @@
+"""``bt-runner soak``: traffic for as long as asked, a line a minute, and a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import time
+
+import torch
+
+from bt_runner.devices import find_device
+from bt_runner.errors import BadInputError, RunnerError
+from bt_runner.soak.counts import Counts
+from bt_runner.soak.loop import SoakLoop
+from bt_runner.soak.resident import ResidentMemory
+from bt_runner.soak.scenario import Scenario, draw_scenario, everything
+from bt_tables.sanitizer import BlockTableFaultError
+from bt_width import BlockTableError
+
+_MAX_FINDINGS = 10
+_LINE_SECONDS = 60.0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Soak and print what was seen.
+
+    Returns:
+        0, or 1 where something was found, a block was lost or memory grew.
+
+    Raises:
+        BadInputError: An option is out of range.
+    """
+    for name in ("minutes", "steps", "first_scenario"):
+        if not getattr(args, name) > 0:
+            option = f"--{name.replace('_', '-')}"
+            raise BadInputError(f"{option} must be above 0, not {getattr(args, name)}")
+    threads = torch.get_num_threads()
+    # a step's arrays are small: more threads would wait for each other longer than they work
+    torch.set_num_threads(1)
+    try:
+        soak = _Soak(args)
+        soak.run(60.0 * args.minutes, args.first_scenario)
+        return soak.verdict(args.max_growth)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Soak:
+    """One loop that lives from beginning to end, and short ones in turn with it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._seed, self._num_steps = args.seed, args.steps
+        self._device = find_device(args.device)
+        self._counts = Counts()
+        self._memory = ResidentMemory()
+        self._began = self._told = time.monotonic()
+
+    def run(self, seconds: float, first_scenario: int) -> None:
+        """Soak for some time; stop early after many findings."""
+        lasting = self._loop(everything(), "lasting")
+        for number in itertools.count(first_scenario):
+            if not self._try("the lasting scenario", lasting, is_over=False):
+                lasting = self._loop(everything(), f"lasting from {number}")
+            draw = random.Random(f"{self._seed} scenario {number}")
+            self._try(f"scenario {number}", self._loop(draw_scenario(draw), f"{number}"))
+            self._memory.sample()
+            self._tell()
+            is_over = time.monotonic() - self._began >= seconds
+            if is_over or self._counts.num_findings >= _MAX_FINDINGS:
+                break
+        self._try("the lasting scenario", lasting)
+
+    def verdict(self, max_growth: float) -> int:
+        """Print all figures; return the exit code."""
+        growth = self._memory.growth_percent
+        print(self._counts.to_text())
+        print(f"findings     {self._counts.num_findings}")
+        print(f"lost blocks  {self._counts.num_lost_blocks}")
+        print(f"memory       {growth:+.2f} % after the warm-up")
+        return int(self._counts.num_findings > 0 or growth > max_growth)
+
+    def _loop(self, scenario: Scenario, name: str) -> SoakLoop:
+        self._counts.num_scenarios += 1
+        draw = random.Random(f"{self._seed} traffic {name}")
+        return SoakLoop(scenario, self._device, draw, self._counts)
+
+    def _try(self, name: str, loop: SoakLoop, *, is_over: bool = True) -> bool:
+        """Run a loop for some steps; print what is found and return whether it is sound."""
+        try:
+            loop.run(self._num_steps)
+            if is_over:
+                loop.drain()
+        except (BlockTableError, BlockTableFaultError, RunnerError) as error:
+            self._counts.num_findings += 1
+            print(f"{name} of seed {self._seed}, step {loop.num_steps}: {error}", flush=True)
+            return False
+        return True
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= _LINE_SECONDS:
+            self._told = now
+            minutes, mebibytes = (now - self._began) / 60, self._memory.last / 2**20
+            line = f"{minutes:.0f} min  {self._counts.to_line()}  resident {mebibytes:.1f} MiB"
+            print(line, flush=True)

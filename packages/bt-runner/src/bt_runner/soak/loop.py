@@ -1,0 +1,212 @@
+"""Random requests over one scenario, on all of its ranks at once, step by step."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from bt_runner.batch import BatchArrays, BatchBuffers, assemble
+from bt_runner.errors import RunnerError
+from bt_runner.graphs import GraphSize, stand_ins
+from bt_runner.replay.check import StepCheck, VerificationError
+from bt_runner.replay.outcomes import Outcomes
+from bt_runner.replay.sharing.rows import SharedRows
+from bt_runner.request import FinishReason, Request, SamplingParams
+from bt_runner.scheduler import Scheduler
+from bt_runner.soak.counts import Counts
+from bt_runner.soak.rank import Rank, setup_of
+from bt_runner.soak.scenario import Scenario
+from bt_runner.soak.token_store import TokenStore, read_tables
+from bt_runner.step_plan import Scheduled, StepPlan
+from bt_tables import StepTables
+
+_ORACLE_EVERY = 25
+_MAX_WAITING = 3
+
+
+class SoakLoop:
+    """Serves random requests, and checks every step on every rank.
+
+    Attributes:
+        scenario: What is served.
+        num_steps: Steps so far.
+    """
+
+    def __init__(
+        self, scenario: Scenario, device: torch.device, draw: random.Random, counts: Counts
+    ) -> None:
+        """Start with no request.
+
+        Args:
+            scenario: What is served.
+            device: Where the tables lie.
+            draw: Decides everything that is left to chance.
+            counts: What is counted, shared with other loops.
+        """
+        self.scenario = scenario
+        self.num_steps = 0
+        self._draw = draw
+        self._counts = counts
+        self._num_requests = 0
+        num_ranks = scenario.limits.context_parallel.size
+        setups = [setup_of(scenario, rank, device) for rank in range(num_ranks)]
+        num_blocks = scenario.num_blocks(setups[0].layouts)
+        self._rows = SharedRows(setups[0].layouts, num_blocks)
+        self._scheduler = Scheduler(scenario.limits, self._rows)
+        self._outcomes = Outcomes(
+            self._scheduler, self._rows, scenario.acceptance, draw.randrange(1 << 30)
+        )
+        self._buffers = BatchBuffers(scenario.limits, device)
+        self._ranks = [Rank(setup, self._rows.pools, device, draw) for setup in setups]
+        self._checks = [StepCheck(scenario.names, rank.layouts, self._rows) for rank in self._ranks]
+        self._stores = [
+            None if layouts[0].slot_mode == "none" else TokenStore(layouts, size)
+            for layouts, size in zip(
+                zip(*(rank.layouts for rank in self._ranks), strict=True), num_blocks, strict=True
+            )
+        ]
+
+    def run(self, num_steps: int) -> None:
+        """Let requests come and go for some steps.
+
+        Raises:
+            BlockTableError: The sanitizer, the tables or the builders refused a step.
+            RunnerError: A step is not what the contract says.
+        """
+        for _ in range(num_steps):
+            self._let_come()
+            self._disturb()
+            self._step()
+
+    def drain(self) -> None:
+        """Serve those that are left, and see that every block came back.
+
+        Raises:
+            BlockTableError: As for ``run``.
+            RunnerError: As for ``run``, or a pool lacks a block.
+        """
+        while self._scheduler.waiting or self._scheduler.running:
+            self._step()
+        self._rows.complete(self.num_steps)
+        for pool, name in zip(self._rows.pools, self.scenario.names, strict=True):
+            if pool.num_free != pool.capacity:
+                self._counts.num_lost_blocks += pool.capacity - pool.num_free
+                raise VerificationError(
+                    f"group {name}: {pool.capacity - pool.num_free} of {pool.capacity} blocks "
+                    "did not come back",
+                    group=name,
+                    expected=pool.capacity,
+                    found=pool.num_free,
+                )
+
+    def _let_come(self) -> None:
+        limits = self.scenario.limits
+        while len(self._scheduler.waiting) < _MAX_WAITING and self._draw.random() < 0.5:
+            longest = limits.max_model_len
+            most = self._draw.choice([1, 8, 40, longest - 1])
+            prompt_len = self._draw.randint(1, min(most, longest - 1))
+            num_new = self._draw.randint(
+                1, min(self._draw.choice([1, 30, 200]), longest - prompt_len)
+            )
+            request = Request(
+                request_id=str(self._num_requests),
+                prompt_len=prompt_len,
+                params=SamplingParams(max_new_tokens=num_new),
+                tokens=[0] * prompt_len,
+            )
+            self._num_requests += 1
+            self._scheduler.add(request)
+            self._rows.name_prefix(request, ())
+
+    def _disturb(self) -> None:
+        """Do now and then what an engine does between two steps."""
+        chance = self._draw.random()
+        requests = [*self._scheduler.running, *self._scheduler.waiting]
+        if chance < 0.02 and requests:
+            request = self._draw.choice(requests)
+            request.finish_reason = FinishReason.ABORTED
+            self._scheduler.finish(request, self.num_steps)
+            self._rows.forget(request)
+            self._counts.num_aborted += 1
+        elif chance < 0.06:
+            self._run_dummy_step()
+        elif chance < 0.07:
+            for rank in self._ranks:
+                rank.forget(is_remapped=self._draw.random() < 0.5)
+
+    def _run_dummy_step(self) -> None:
+        limits = self.scenario.limits
+        query_len = self._draw.choice([1, 1 + limits.num_speculative_tokens])
+        most = min(limits.max_num_reqs, limits.max_num_batched_tokens // query_len)
+        batch = assemble(
+            stand_ins(GraphSize(self._draw.randint(1, most), query_len)), self._buffers
+        )
+        for rank in self._ranks:
+            rank.dummy_step(batch)
+        self._counts.num_dummy_steps += 1
+
+    def _step(self) -> None:
+        plan = self._scheduler.schedule(last_step=self.num_steps)
+        breaks_off = self._draw.random() < 0.005
+        staging = (
+            self._ranks[: self._draw.randrange(len(self._ranks))] if breaks_off else self._ranks
+        )
+        for rank in staging:
+            rank.stage(plan)
+        if breaks_off:
+            self._start_over()
+            return
+        if not plan.scheduled:
+            self._wait()
+            return
+        self.num_steps += 1
+        batch = self._assemble(plan)
+        tables = [rank.step(plan.scheduled, batch) for rank in self._ranks]
+        self._verify(plan.scheduled, batch, tables)
+        self._counts.note_step(plan, batch, len(self._ranks))
+        for request, _ in self._outcomes.settle(plan, self.num_steps):
+            self._counts.num_ended += request.finish_reason is not None
+        self._rows.complete(self.num_steps - self.scenario.num_in_flight)
+
+    def _start_over(self) -> None:
+        """Recover from an error in the middle of a step, after some ranks had edited their rows."""
+        self._scheduler.start_over(self.num_steps)
+        for rank in self._ranks:
+            rank.forget(is_remapped=False)
+        self._rows.complete(self.num_steps)
+        self._counts.num_broken_steps += 1
+
+    def _wait(self) -> None:
+        if not any(pool.num_cooling for pool in self._rows.pools) and self._scheduler.waiting:
+            raise RunnerError("no request can be computed, and none is under way")
+        self._rows.complete(self.num_steps)
+
+    def _assemble(self, plan: StepPlan) -> BatchArrays:
+        """Lay a batch out, padded as for a captured graph in some steps."""
+        limits = self.scenario.limits
+        num_reqs = len(plan.scheduled)
+        if self._draw.random() < 0.5:
+            num_reqs = self._draw.randint(num_reqs, limits.max_num_reqs)
+        return assemble(plan.scheduled, self._buffers, num_reqs_padded=num_reqs)
+
+    def _verify(
+        self, scheduled: list[Scheduled], batch: BatchArrays, tables: list[StepTables]
+    ) -> None:
+        read_tables(
+            self._stores,
+            scheduled,
+            [
+                (
+                    [table.cpu().numpy() for table in of_rank.block_tables],
+                    of_rank.slot_mappings.cpu().numpy(),
+                )
+                for of_rank in tables
+            ],
+        )
+        if self.num_steps % _ORACLE_EVERY:
+            return
+        for check, of_rank in zip(self._checks, tables, strict=True):
+            check.check_tables(scheduled, batch, of_rank)
+        self._checks[0].check_books(self._scheduler.running)
+        self._counts.num_oracle_steps += 1
