@@ -63,15 +63,14 @@ class TwinDetector:
         self._marks = Marks(plans, max_rows, device)
 
     def find(self, step: CheckedStep) -> list[Faults]:
-        """Return the faults; after one, every row is read to its width again."""
-        faults = find_faults(step, self._marks.columns)
-        if faults:
-            self._marks.forget()
-        else:
+        """Return the faults; where there is one, every row is read to its width, now and next."""
+        if not find_faults(step, self._marks.columns):
             for group in step.groups:
                 live = live_columns(step, group)
                 self._marks.columns[group.group, : live.shape[0]] = live.int()
-        return faults
+            return []
+        self._marks.forget()
+        return find_faults(step, self._marks.columns)
 
     def forget(self) -> None:
         """Read every row to its width in the next step."""

@@ -41,7 +41,9 @@ class KernelDetector:
         if self._launch == MAX_LAUNCHES:
             self.forget()
         self._launch += 1
-        launch_check(step, self._load_lines(step), self._scratch, self._launch)
+        # Triton launches on the current device, which need not be the tables'
+        with torch.cuda.device(self._scratch.found.get_device()):
+            launch_check(step, self._load_lines(step), self._scratch, self._launch)
         return self._scratch.found.cpu() == self._launch
 
     def forget(self) -> None:
