@@ -107,13 +107,18 @@ WORKLOADS: dict[str, Callable[[int], Turn]] = {"steady": steady, "burst": burst,
 
 
 class WholeRows:
-    """The baseline: rows on the host, and every row of every group copied each step."""
+    """The baseline: rows on the host, and every row of every group copied each step.
+
+    The device may read late and the rows change at once, so they go to a packet first, as
+    ours do: one copy within the host, and one to the device.
+    """
 
     def __init__(self, widths: Sequence[int]) -> None:
         """Start with empty rows on both sides."""
         self._rows = [np.zeros((REQUESTS, width), np.int32) for width in widths]
         self._held = np.zeros((REQUESTS, len(widths)), np.int64)
         self._host = [torch.from_numpy(rows) for rows in self._rows]
+        self._packets = [torch.zeros_like(host) for host in self._host]
         self.tables = [torch.zeros_like(host) for host in self._host]
 
     def step(self, turn: Turn) -> None:
@@ -127,5 +132,6 @@ class WholeRows:
                 self._rows[group][row, start : start + count] = turn.ids[at : at + count]
                 self._held[row, group] = start + count
                 at += count
-        for table, host in zip(self.tables, self._host, strict=True):
-            table.copy_(host)
+        for table, packet, host in zip(self.tables, self._packets, self._host, strict=True):
+            packet.copy_(host)
+            table.copy_(packet)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -578,9 +578,9 @@ def test_rebind_keeps_what_memory_kept_and_clears_the_rest() -> None:
 
 
 class FailingExecutor(CheckedExecutor):
-    """A device whose next launch can be told to fail."""
+    """A device whose next launch can be told to fail, before or after it did its work."""
 
-    fails = False
+    fails: Literal["never", "before", "after"] = "never"
 
     def step_launch(self, storage: Storage) -> StepLaunch:
         inner = super().step_launch(storage)
@@ -588,26 +588,32 @@ class FailingExecutor(CheckedExecutor):
         def launch(
             packet: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, programs: int
         ) -> None:
-            if self.fails:
+            if self.fails == "before":
                 raise RuntimeError("launch failed")
             inner(packet, starts, positions, programs)
+            if self.fails == "after":
+                raise RuntimeError("launch failed")
 
         return launch
 
 
-def test_a_failed_launch_loses_no_edit() -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failed_launch_loses_no_edit(when: Literal["before", "after"]) -> None:
     executor = FailingExecutor()
     tables = one_group(executor)
     tables.append_block_ids(0, [[3]])
-    tables.step(batch_of([0]))
+    tables.step(batch_of([0], [[1, 2]]))
     tables.append_block_ids(0, [[4]])
-    tables.append_block_ids(1, [[9]])
-    executor.fails = True
+    tables.append_block_ids(1, [[9, 8, 7, 6, 5]])
+    executor.fails = when
 
     with pytest.raises(RuntimeError, match="launch failed"):
-        tables.step(batch_of([1, 0]))
-    executor.fails = False
-    (table,) = tables.step(batch_of([0, 1])).block_tables
+        tables.step(batch_of([1, 0, 1], [range(5), [], [7]]))
+    executor.fails = "never"
+    found = tables.step(batch_of([0, 1], [[16], []], num_reqs_padded=6, num_tokens_padded=64))
 
+    (table,) = found.block_tables
     assert columns(table, 0, 2) == [3, 4]
-    assert columns(table, 1, 1) == [9]
+    assert columns(table, 1, 5) == [9, 8, 7, 6, 5]
+    assert not table[2:].any()
+    assert found.slot_mappings[0].tolist() == [64] + [PAD_SLOT] * 63
