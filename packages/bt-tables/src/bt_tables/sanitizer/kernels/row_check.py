@@ -70,8 +70,6 @@ def check_row(
     computed = tl.minimum(tl.maximum(computed, 0), length)
     live = tl.minimum(tl.maximum(blocks, 0), width // split) * split
     read_from, read_to, write_from, write_to = _reach(plan_ptr, computed, length)
-    # an empty range touches no block, wherever it lies
-    written_to = tl.where(write_from < write_to, write_to, 0)
     reach_end = tl.maximum(read_to, write_to)
     bad_row |= (reach_end + split - 1) // split > tl.maximum(blocks, 0)
 
@@ -81,6 +79,43 @@ def check_row(
     scanned = tl.where(has_row, scanned, 0)
     table = tl.load(plan_ptr + TABLE).to(tl.pointer_type(tl.int32))
     table += row.to(tl.int64) * tl.load(plan_ptr + TABLE_ROW_STRIDE)
+    bad_columns, bad_owners = _scan(
+        plan_ptr,
+        claims_ptr,
+        table,
+        live,
+        scanned,
+        read_from,
+        read_to,
+        write_from,
+        write_to,
+        launch,
+        HAS_REFS,
+        COLUMN_TILE,
+    )
+    tl.store(mark_ptr, live.to(tl.int32), mask=has_row)
+    return bad_row, bad_columns, bad_owners
+
+
+@jit()
+def _scan(
+    plan_ptr: tl.tensor,
+    claims_ptr: tl.tensor,  # [B] int64
+    table: tl.tensor,  # the row's columns
+    live: tl.tensor,
+    scanned: tl.tensor,
+    read_from: tl.tensor,
+    read_to: tl.tensor,
+    write_from: tl.tensor,
+    write_to: tl.tensor,
+    launch: tl.tensor,
+    HAS_REFS: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+) -> tl.tensor:
+    """Return whether a column, or a block's owners, are at fault in the columns of a row."""
+    split = tl.load(plan_ptr + SPLIT)
+    # an empty range touches no block, wherever it lies
+    written_to = tl.where(write_from < write_to, write_to, 0)
     bad_columns, bad_owners = 0, 0
     first_column = tl.zeros((), tl.int64)
     while first_column < scanned:
@@ -97,8 +132,7 @@ def check_row(
         bad = _claim(plan_ptr, claims_ptr, ids, is_head, is_written, launch, HAS_REFS)
         bad_owners = tl.maximum(bad_owners, tl.max(bad.to(tl.int32), 0))
         first_column += COLUMN_TILE
-    tl.store(mark_ptr, live.to(tl.int32), mask=has_row)
-    return bad_row, bad_columns, bad_owners
+    return bad_columns, bad_owners
 
 
 @jit()
