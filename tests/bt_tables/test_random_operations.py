@@ -324,7 +324,7 @@ def test_interpreted_kernels_keep_batch_order_rows_in_any_order_of_programs() ->
 @pytest.mark.parametrize(
     ("executor_class", "seeds", "steps"),
     [
-        pytest.param(CheckedExecutor, range(60), 40, id="twin"),
+        pytest.param(CheckedExecutor, range(40), 40, id="twin"),
         pytest.param(InterpretedExecutor, range(8), 8, id="kernel"),
     ],
 )

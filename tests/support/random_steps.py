@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from tests.support.poison import CANARY
 from tests.support.random_tables import RandomBatch, random_batch, random_ids, random_rows
 from tests.support.table_model import TableModel
 
@@ -21,6 +22,40 @@ def unchanged(batch: StepBatch, step: int) -> StepBatch:
     return batch
 
 
+class Gaps:
+    """The places of the flat tensors that belong to no table: planted, and looked at again."""
+
+    def __init__(self, tables: StagedBlockTables | MultiGroupBlockTable) -> None:
+        """Plant a canary in every gap."""
+        storage = tables._engine.storage
+        tables_at = [facts.table_at for facts in storage.facts]
+        slots_at = [facts.slots_at for facts in storage.facts]
+        sizes = [storage.num_rows * facts.width for facts in storage.facts]
+        self._flats = (storage.rows, storage.batch, storage.slots)
+        self._masks = (
+            _outside(storage.rows, tables_at, sizes),
+            _outside(storage.batch, tables_at, sizes),
+            _outside(storage.slots, slots_at, [storage.num_slots] * len(slots_at)),
+        )
+        for flat, mask in zip(self._flats, self._masks, strict=True):
+            flat[mask] = CANARY
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing was written into a gap."""
+        return all(
+            bool((flat[mask] == CANARY).all())
+            for flat, mask in zip(self._flats, self._masks, strict=True)
+        )
+
+
+def _outside(flat: torch.Tensor, starts: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    mask = torch.ones_like(flat, dtype=torch.bool)
+    for start, size in zip(starts, sizes, strict=True):
+        mask[start : start + size] = False
+    return mask
+
+
 def check_staged(
     layouts: Sequence[BlockTableLayout],
     device: Executor | str,
@@ -30,6 +65,7 @@ def check_staged(
 ) -> None:
     """Run ``steps`` of rows by request index, and compare every column and every slot."""
     model, tables = TableModel(layouts), StagedBlockTables(layouts, device=device)
+    gaps = Gaps(tables)
     rows: list[int] = []
     for step in range(steps):
         for _ in range(draw.randint(0, 5)):
@@ -41,6 +77,7 @@ def check_staged(
         tables.step(hand_over(batch.as_step(), step))
         check_tables(tables, model, rows)
         check_slots(tables, model, rows, batch)
+        assert gaps.intact
 
 
 def _edit_staged(draw: random.Random, model: TableModel, tables: StagedBlockTables) -> None:
@@ -85,7 +122,7 @@ def check_batch_order(
 ) -> None:
     """Run ``steps`` commits of rows in batch order, and compare every column and every slot."""
     model, tables = TableModel(layouts), MultiGroupBlockTable(layouts, device=device)
-    most = model.limits.max_num_reqs
+    gaps, most = Gaps(tables), model.limits.max_num_reqs
     for _ in range(steps):
         for _ in range(draw.randint(0, 5)):
             _edit_batch_order(draw, model, tables)
@@ -96,6 +133,7 @@ def check_batch_order(
         step = batch.as_step()
         tables.compute_slot_mappings(step.query_start_loc, step.positions, step.num_tokens_padded)
         check_slots(tables, model, rows, batch)
+        assert gaps.intact
 
 
 def _edit_batch_order(draw: random.Random, model: TableModel, tables: MultiGroupBlockTable) -> None:
