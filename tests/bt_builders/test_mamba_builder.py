@@ -279,6 +279,19 @@ def test_drafts_behind_a_prompt_are_refused() -> None:
         MambaMetadataBuilder(layout, "cpu").build(make_batch(layout, requests))
 
 
+def test_one_token_behind_a_prompt_goes_with_the_prompts() -> None:
+    """It has no draft to take back: the scan starts from its state and keeps the one after."""
+    layout = plan_mamba(num_drafts=1)
+    requests = [Request(20, 20, is_prefilling=True), Request(30, 1, num_accepted=2)]
+
+    prefill = MambaMetadataBuilder(layout, "cpu").build(make_batch(layout, requests)).prefill
+
+    assert prefill.num_reqs == 2
+    assert prefill.states.has_initial_states.tolist() == [False, True]
+    # the first request's three blocks, then the second one's: its column 1, one draft on
+    assert prefill.states.source_ids.tolist() == [NULL_BLOCK, 3 + 3]
+
+
 def test_chunks_follow_the_tokens_that_prefill() -> None:
     layout = plan_mamba()
     requests = [

@@ -80,6 +80,15 @@ def test_the_maximum_is_one_number_on_all_ranks() -> None:
     assert bounds == {22}
 
 
+def test_a_batch_that_only_decodes_has_an_empty_prefill() -> None:
+    prefill = build(plan_mla(), [Request(40, 4), Request(30, 1)]).prefill
+
+    assert (prefill.num_reqs, prefill.num_tokens, prefill.max_query_len) == (0, 0, 0)
+    assert prefill.query_start_loc.tolist() == [0]
+    assert prefill.block_table.shape[0] == prefill.context_lens.numel() == 0
+    assert prefill.context_chunks == ()
+
+
 def test_both_parts_are_slices_of_the_batch() -> None:
     layout = plan_mla()
     requests = [
