@@ -128,6 +128,35 @@ def test_blocks_that_are_on_their_way_back_are_waited_for() -> None:
     assert taken.num_preempted == 0
 
 
+def test_nobody_is_preempted_while_blocks_are_on_their_way_back() -> None:
+    """The request that lacks one waits a step, and nobody overtakes it."""
+    limits = ServingLimits(max_model_len=64, max_num_reqs=3, max_num_batched_tokens=8)
+    layout = BlockTableLayout.plan(AttentionSpec(block_size=4, token_alignment=None), limits)
+    rows = RequestRows([layout], [4])
+    scheduler = Scheduler(limits, rows)
+    for name in "ab":
+        scheduler.add(_request(name, 4, 8))
+    first, second = (part.request for part in _step(scheduler).scheduled)
+    scheduler.finish(second, last_step=5)
+    scheduler.add(_request("c", 2))
+    first.tokens += [9] * 7
+    plan = scheduler.schedule(5)
+    assert (plan.scheduled, plan.num_preempted) == ([], 0)
+    rows.complete(5)
+    assert _batch(scheduler.schedule(5)) == [("a", 4, 8)]
+
+
+def test_a_request_that_waits_can_be_taken_out() -> None:
+    """It holds nothing to give back."""
+    scheduler = _scheduler(max_num_reqs=1)
+    for name in "ab":
+        scheduler.add(_request(name, 3))
+    _step(scheduler)
+    scheduler.finish(scheduler.waiting[0], 0)
+    assert not scheduler.waiting
+    assert [request.request_id for request in scheduler.running] == ["a"]
+
+
 def test_drafts_are_cut_to_the_room_that_is_left() -> None:
     """A step never computes past the end of its request."""
     scheduler = _scheduler(num_speculative_tokens=3)

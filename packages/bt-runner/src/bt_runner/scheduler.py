@@ -85,7 +85,7 @@ class Scheduler:
                 # a row that is only now given up was not scheduled yet: it is the last
                 self._preempt(self.running.pop(), last_step)
                 num_preempted += 1
-        if num_preempted == 0:
+        if num_preempted == 0 and len(plan) == len(self.running):
             plan += self._admit(budget, last_step)
         plan.sort(key=lambda part: part.is_prefilling)
         step = StepPlan(
