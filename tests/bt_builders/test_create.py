@@ -130,6 +130,12 @@ def test_something_without_a_constructor_is_refused() -> None:
         create_metadata_builders(LAYOUT, [refused("builder")], "cpu")
 
 
+def test_something_that_is_no_layout_is_refused() -> None:
+    """Before a builder is called, whether or not it looks at its layout."""
+    with pytest.raises(InvalidSpecError, match="must be a BlockTableLayout"):
+        create_metadata_builders(None, [Plain], "cpu")  # type: ignore[arg-type]  # the fault under test
+
+
 @pytest.mark.parametrize("num_ubatches", [0, -1, 1.5, True])
 def test_a_count_of_micro_batches_is_positive(num_ubatches: int) -> None:
     with pytest.raises(InvalidSpecError, match="num_ubatches"):
