@@ -29,9 +29,13 @@ def table_bytes(layout: BlockTableLayout) -> int:
 
 def tables_bytes(layouts: Iterable[BlockTableLayout]) -> int:
     """Return the bytes of the tables of all groups."""
-    if not isinstance(layouts, Iterable):
-        raise InvalidSpecError(f"layouts must be iterable, not {layouts!r}", value=layouts)
-    return sum(table_bytes(layout) for layout in layouts)
+    try:
+        plans = tuple(layouts)
+    except TypeError:
+        raise InvalidSpecError(
+            f"layouts must be iterable, not {layouts!r}", value=layouts
+        ) from None
+    return sum(table_bytes(layout) for layout in plans)
 
 
 def index_buffer_bytes(layout: BlockTableLayout) -> int:
