@@ -23,6 +23,7 @@ from bt_tables import StepTables
 
 _ORACLE_EVERY = 25
 _MAX_WAITING = 3
+_BROKEN = 0.005
 
 
 class SoakLoop:
@@ -148,7 +149,7 @@ class SoakLoop:
 
     def _step(self) -> None:
         plan = self._scheduler.schedule(last_step=self.num_steps)
-        breaks_off = self._draw.random() < 0.005
+        breaks_off = self._draw.random() < _BROKEN
         staging = (
             self._ranks[: self._draw.randrange(len(self._ranks))] if breaks_off else self._ranks
         )
