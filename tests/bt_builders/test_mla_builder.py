@@ -89,6 +89,18 @@ def test_a_batch_that_only_decodes_has_an_empty_prefill() -> None:
     assert prefill.context_chunks == ()
 
 
+def test_padding_rows_behind_prompts_are_no_requests() -> None:
+    layout = plan_mla()
+    prompts = [Request(50, 20, is_prefilling=True), Request(30, 10, is_prefilling=True)]
+    common = make_batch(layout, [Request(40, 1), *prompts], num_reqs=6, num_tokens=40)
+
+    prefill = MLAMetadataBuilder(layout, "cpu").build(common).prefill
+
+    assert (prefill.num_reqs, prefill.num_tokens, prefill.max_query_len) == (2, 30, 20)
+    assert prefill.query_start_loc.tolist() == [0, 20, 30]
+    assert [chunk.cu_seq_lens.tolist() for chunk in prefill.context_chunks] == [[0, 30, 50]]
+
+
 def test_both_parts_are_slices_of_the_batch() -> None:
     layout = plan_mla()
     requests = [
