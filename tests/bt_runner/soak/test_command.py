@@ -1,0 +1,92 @@
+"""``bt-runner soak`` ends with 0 where nothing was found, and says how to see a finding again."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.bt_runner.soak.small import small
+
+from bt_runner.cli import run
+from bt_runner.replay.check import VerificationError
+from bt_runner.soak import command
+from bt_runner.soak.loop import SoakLoop
+from bt_runner.soak.resident import ResidentMemory
+
+SHORT = ["soak", "--minutes", "0.0001", "--steps", "8", "--max-growth", "1000"]
+
+
+@pytest.fixture(autouse=True)
+def small_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn is cheap."""
+    monkeypatch.setattr(command, "everything", small)
+    monkeypatch.setattr(command, "draw_scenario", lambda _draw: small())
+
+
+def test_a_sound_soak_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(SHORT)
+
+    text = capsys.readouterr().out
+    assert code == 0
+    assert re.search(r"^findings     0$", text, re.MULTILINE)
+    assert re.search(r"^lost blocks  0$", text, re.MULTILINE)
+    assert re.search(r"^memory       [+-]\d+\.\d\d % after the warm-up$", text, re.MULTILINE)
+
+
+def test_a_line_a_minute_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_LINE_SECONDS", 0.0)
+
+    run(SHORT)
+
+    line = capsys.readouterr().out.splitlines()[0]
+    assert re.match(r"0 min  scenarios 2  steps \d+ .* findings 0  resident [\d.]+ MiB$", line)
+
+
+def test_a_finding_ends_with_1_and_names_its_scenario_and_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_loop(self: SoakLoop, num_steps: int) -> None:
+        self.num_steps = num_steps
+        raise VerificationError("something is wrong")
+
+    monkeypatch.setattr(SoakLoop, "run", run_loop)
+
+    code = run([*SHORT, "--seed", "5", "--first-scenario", "17"])
+
+    text = capsys.readouterr().out
+    assert code == 1
+    assert "scenario 17 of seed 5, step 8: something is wrong" in text
+    assert "the lasting scenario of seed 5, step 8: something is wrong" in text
+
+
+def test_a_soak_that_finds_too_much_stops(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_loop(self: SoakLoop, num_steps: int) -> None:
+        raise VerificationError("something is wrong")
+
+    monkeypatch.setattr(SoakLoop, "run", run_loop)
+
+    assert run(["soak", "--minutes", "600", "--steps", "8"]) == 1
+    assert "findings     11" in capsys.readouterr().out
+
+
+def test_growth_ends_with_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ResidentMemory, "growth_percent", 2.5)
+
+    code = run(["soak", "--minutes", "0.0001", "--steps", "3"])
+
+    assert code == 1
+    assert "memory       +2.50 % after the warm-up" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--minutes", "--steps", "--first-scenario"])
+def test_an_option_out_of_range_is_bad_input(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["soak", option, "0"]) == 2
+    assert f"{option} must be above 0, not 0" in capsys.readouterr().err
