@@ -41,8 +41,8 @@ class Engine:
     """Runs requests through a model, all cached state in blocks.
 
     Add requests at any time, then call ``step`` until ``has_work`` is false, or let
-    ``generate`` do it. A step that raises has computed nothing: its requests start over
-    in the next one.
+    ``generate`` do it. Where a step raises, its requests start over in the next one, with
+    the tokens they have.
 
     Attributes:
         num_steps: Steps launched.
@@ -180,6 +180,7 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """Compute one batch and choose tokens for those of its requests that are due one."""
+        self._propose_drafts()
         plan = self._scheduler.schedule(last_step=self.num_steps)
         try:
             self._runner.stage(plan)
@@ -189,16 +190,24 @@ class Engine:
                 return []
             self.num_steps += 1
             kept = self._runner.run(self.num_steps, plan.scheduled)
+            outputs = []
+            for part, tokens in zip(plan.scheduled, kept, strict=True):
+                outputs += self._account(part, tokens)
+            return outputs
         except BaseException:
             self._scheduler.start_over(self.num_steps)
             self._runner.forget_tables()
             raise
         finally:
             self._rows.complete(self.num_steps)
-        outputs = []
-        for part, tokens in zip(plan.scheduled, kept, strict=True):
-            outputs += self._account(part, tokens)
-        return outputs
+
+    def _propose_drafts(self) -> None:
+        """Ask for what may follow each request that decodes; here an error costs no token."""
+        if self._drafter is None:
+            return
+        for request in self._scheduler.running:
+            if not (request.is_prefilling or request.drafts):
+                request.drafts = list(self._drafter.propose(request.tokens, self._max_drafts))
 
     def _account(self, part: Scheduled, kept: list[int]) -> list[StepOutput]:
         """Take a request's tokens, then end it or move it on."""
@@ -213,6 +222,5 @@ class Engine:
         else:
             num_rejected = part.num_drafts + 1 - len(kept)
             self._scheduler.advance(request, part.seq_len - num_rejected, self.num_steps)
-            if self._drafter is not None:
-                request.drafts = list(self._drafter.propose(request.tokens, self._max_drafts))
+            request.drafts = []
         return [StepOutput(request.request_id, taken, request.finish_reason)]
