@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="compare every row and slot with the contract so often (default: 100)",
     )
+    replay.add_argument(
+        "--sanitize", action="store_true", help="let the sanitizer check every step's tables"
+    )
     replay.add_argument("--device", default="cpu", help="where the tables lie (default: cpu)")
     replay.add_argument("--strict", action="store_true", help="a malformed line ends the run")
     replay.add_argument("--json", action="store_true", help="print the summary as one JSON object")

@@ -23,6 +23,7 @@ from bt_runner.replay.pool_sizes import average_pool_sizes
 from bt_runner.replay.traffic.arrivals import Arrivals
 from bt_runner.replay.traffic.trace import MalformedLine, TraceRequest, read_trace
 from bt_tables import StagedBlockTables
+from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableLayout
 
 _MAX_COMPLAINTS = 10
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with _one_thread():
             _drive(replay, arrivals, len(requests), lambda line, why: refused.add(line.line, why))
-    except VerificationError as error:
+    except (VerificationError, BlockTableFaultError) as error:
         print(f"step {replay.summary.num_steps}: {error}", file=sys.stderr)
         return 1
     summary = replay.summary
@@ -120,6 +121,7 @@ def _prepare(
         acceptance=args.acceptance,
         seed=args.seed,
         verify_every=args.verify_every,
+        sanitizes=args.sanitize,
     )
     names = tuple(group.name for group in groups)
     return Replay(names, setup, tables, num_blocks, options), executor.counts

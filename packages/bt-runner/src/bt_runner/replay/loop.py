@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bt_builders import AttentionSetup
 from bt_runner.batch import BatchArrays, BatchBuffers, assemble
 from bt_runner.errors import RequestRefusedError, RunnerError
+from bt_runner.guard import TableGuard
 from bt_runner.replay.check import StepCheck
 from bt_runner.replay.outcomes import Outcomes
 from bt_runner.replay.sharing.rows import SharedRows
@@ -32,11 +33,13 @@ class ReplayOptions:
         acceptance: The share of drafts that turn out right, each after a right one.
         seed: Of the drafts' fate.
         verify_every: Steps between two that are compared with the contract.
+        sanitizes: Whether the sanitizer checks every step.
     """
 
     acceptance: float = 0.7
     seed: int = 0
     verify_every: int = 100
+    sanitizes: bool = False
 
 
 class Replay:
@@ -73,6 +76,7 @@ class Replay:
         self._options = options
         self._scheduler = Scheduler(self._limits, self.rows)
         self._check = StepCheck(names, setup.layouts, self.rows)
+        self._guard = TableGuard(setup.layouts, self.rows.pools) if options.sanitizes else None
         self._outcomes = Outcomes(self._scheduler, self.rows, options.acceptance, options.seed)
         self._buffers = BatchBuffers(self._limits, tables.device)
 
@@ -87,6 +91,7 @@ class Replay:
 
         Raises:
             VerificationError: A table, a slot or a pool's book is not what it should be.
+            BlockTableFaultError: The sanitizer found something.
         """
         began = time.perf_counter()
         while True:
@@ -130,6 +135,8 @@ class Replay:
         summary.num_steps += 1
         batch = self._assemble(plan)
         tables = self._update_tables(plan, batch)
+        if self._guard is not None:
+            self._guard.check(plan.scheduled, batch, tables)
         self._build_metadata(batch, tables)
         if (summary.num_steps - 1) % self._options.verify_every == 0:
             self._check.check_tables(plan.scheduled, batch, tables)
