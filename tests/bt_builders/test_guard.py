@@ -12,12 +12,12 @@ from tests.support.plans import plan, serving_limits
 from tests.support.poison import POISON
 
 from bt_builders import (
+    BatchGuard,
     CommonAttentionMetadata,
     DSAIndexerMetadataBuilder,
     MambaMetadataBuilder,
     MLAMetadataBuilder,
 )
-from bt_builders.batch.guard import BatchGuard
 from bt_width import (
     AttentionSpec,
     BlockTableLayout,

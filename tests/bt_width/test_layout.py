@@ -41,6 +41,12 @@ def test_a_plan_keeps_its_causes() -> None:
     assert layout.kernel_blocks_per_block == 4
 
 
+def test_a_layout_names_its_kind() -> None:
+    kinds = [plan(case.values[0], 1000).kind for case in EVERY_KIND]
+
+    assert kinds == ["attention", "attention", "window", "mamba", "mamba", "ring", "attention"]
+
+
 @pytest.mark.parametrize("spec", EVERY_KIND)
 def test_without_a_kernel_block_size_blocks_are_not_split(spec: CacheSpec) -> None:
     layout = plan(spec, 1000)

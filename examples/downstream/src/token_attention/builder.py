@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from bt_builders import CommonAttentionMetadata
-from bt_builders.batch.guard import BatchGuard
+from bt_builders import BatchGuard, CommonAttentionMetadata
 from bt_width import BlockTableLayout, BlockTableWidth
 
 
