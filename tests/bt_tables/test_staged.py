@@ -617,3 +617,21 @@ def test_a_failed_launch_loses_no_edit(when: Literal["before", "after"]) -> None
     assert columns(table, 1, 5) == [9, 8, 7, 6, 5]
     assert not table[2:].any()
     assert found.slot_mappings[0].tolist() == [64] + [PAD_SLOT] * 63
+
+
+@on_twin_and_kernel
+def test_every_place_of_a_row_follows_its_edits_without_a_gather(
+    executor_class: ExecutorClass,
+) -> None:
+    """A row may be in the batch twice; what a step returned stays true for both."""
+    tables = one_group(executor_class())
+    tables.append_block_ids(4, [[7]])
+    (table,) = tables.step(batch_of([2, 4, 4])).block_tables
+
+    tables.append_block_ids(4, [[9]])
+    tables.apply_staged_writes()
+
+    assert [row[:3] for row in table.tolist()] == [[0, 0, 0], [7, 9, 0], [7, 9, 0]]
+    tables.append_block_ids(4, [[3]])
+    tables.compute_slot_mappings(*batch_of([4], [[0]])[:3], 1)
+    assert [row[:4] for row in table.tolist()] == [[0, 0, 0, 0], [7, 9, 3, 0], [7, 9, 3, 0]]

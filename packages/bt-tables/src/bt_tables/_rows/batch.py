@@ -29,6 +29,8 @@ class BatchMirror:
         self._filled = np.zeros((records.num_rows, records.num_groups), np.int32)
         self._num_used = 0
         self._current: bytes | None = b""
+        self._requests = np.empty(0, np.int32)
+        self._has_repeats = False
         self._changed = np.empty(0, np.int64)
         self._wanted = np.empty(0, np.int64)
 
@@ -40,6 +42,14 @@ class BatchMirror:
         self._filled[:] = self._records.blocks_per_row
         self._num_used = self._records.num_rows
         self._current = None
+        self._has_repeats = False
+
+    def repeats(self) -> IntArray | None:
+        """Return what ``moves`` would for the batch as it is, or None if all rows are mirrored.
+
+        A row that is twice in the batch is mirrored once; its edits do not reach the other.
+        """
+        return self.moves(self._requests) if self._has_repeats else None
 
     def moves(self, requests: IntArray) -> IntArray | None:
         """Return the records that copy or null what changed, or None if nothing did.
@@ -57,6 +67,7 @@ class BatchMirror:
         self._checks.requests(requests)
         records = self._records
         self._current = None
+        self._requests = requests.copy()
         wanted = np.full(max(len(requests), self._num_used), _NULL, np.int64)
         wanted[: len(requests)] = requests
         holds = self._row_of[: len(wanted)]
@@ -75,8 +86,8 @@ class BatchMirror:
         copies[:, records.blocks_before] = self._filled[changed]
         return copies
 
-    def settle(self, requests: IntArray, copies: IntArray) -> None:
-        """The launch has carried out what ``moves`` returned for ``requests``.
+    def settle(self, copies: IntArray) -> None:
+        """The launch has carried out what ``moves`` returned.
 
         Call it after the rows' own records have settled.
         """
@@ -88,5 +99,6 @@ class BatchMirror:
         mirrors = is_row & (records.ints[wanted, BATCH_ROW_AT] == changed)
         self._row_of[changed] = np.where(mirrors, wanted, np.where(is_row, _STALE, _NULL))
         self._filled[changed] = copies[:, records.blocks]
-        self._num_used = len(requests)
-        self._current = requests.tobytes() if np.array_equal(mirrors, is_row) else None
+        self._num_used = len(self._requests)
+        self._has_repeats = not np.array_equal(mirrors, is_row)
+        self._current = None if self._has_repeats else self._requests.tobytes()

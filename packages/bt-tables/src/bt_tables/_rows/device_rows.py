@@ -42,7 +42,10 @@ class DeviceRows:
             InvalidEditError: The batch names a row that there is not.
         """
         records, staged = self._records, self.edits
-        moves = None if batch is None else self._mirror.moves(batch)
+        if batch is not None:
+            moves = self._mirror.moves(batch)
+        else:
+            moves = self._mirror.repeats() if staged.num_edits else None
         rows = staged.rows
         edits = records.ints.take(rows, axis=0) if staged.num_edits else NO_RECORDS
         copies, longest = NO_RECORDS, staged.longest
@@ -59,8 +62,8 @@ class DeviceRows:
         if staged.num_edits:
             records.settle(rows, edits)
             staged.clear()
-        if batch is not None and moves is not None:
-            self._mirror.settle(batch, moves)
+        if moves is not None:
+            self._mirror.settle(moves)
 
     def forget_batch(self) -> None:
         """Any batch row and any slot may hold anything from now on."""
