@@ -104,16 +104,14 @@ class SoakLoop:
     def _let_come(self) -> None:
         limits = self.scenario.limits
         while len(self._scheduler.waiting) < _MAX_WAITING and self._draw.random() < 0.5:
-            longest = limits.max_model_len
-            most = self._draw.choice([1, 8, 40, longest - 1])
-            prompt_len = self._draw.randint(1, min(most, longest - 1))
-            num_new = self._draw.randint(
-                1, min(self._draw.choice([1, 30, 200]), longest - prompt_len)
-            )
+            prompt_len = self._draw.randint(1, self._draw.choice([1, 8, 40, limits.max_model_len]))
+            num_new = self._draw.randint(1, self._draw.choice([1, 30, 200]))
+            total = min(prompt_len + num_new, limits.max_model_len)
+            prompt_len = min(prompt_len, total - 1)
             request = Request(
                 request_id=str(self._num_requests),
                 prompt_len=prompt_len,
-                params=SamplingParams(max_new_tokens=num_new),
+                params=SamplingParams(max_new_tokens=total - prompt_len),
                 tokens=[0] * prompt_len,
             )
             self._num_requests += 1
