@@ -131,7 +131,6 @@ def test_a_write_to_a_shared_block_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("loses_blocks")
-@pytest.mark.usefixtures("loses_blocks")
 def test_a_block_that_never_comes_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     release = SharedRows.release
 
