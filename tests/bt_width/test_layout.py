@@ -79,6 +79,18 @@ def test_a_layout_holds_its_causes_and_nothing_else() -> None:
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
 
 
+def test_a_layout_that_was_asked_is_as_one_that_was_not() -> None:
+    """What it keeps of its answers is not compared, shown or sent."""
+    asked, fresh = (plan(AttentionSpec(block_size=64), 1000) for _ in range(2))
+    assert asked.width == 16
+
+    assert asked == fresh
+    assert hash(asked) == hash(fresh)
+    assert repr(asked) == repr(fresh)
+    assert asked.digest() == fresh.digest()
+    assert pickle.dumps(asked) == pickle.dumps(fresh)
+
+
 def test_layouts_of_different_limits_are_unequal() -> None:
     """A layout planned before the longest request changed is not mistaken for the new one."""
     spec = AttentionSpec(block_size=64)

@@ -1,4 +1,7 @@
-"""How each kind of cache group counts: the only ``match`` over kinds that knows numbers."""
+"""How each kind of cache group counts, and what its plan must agree on.
+
+The only ``match`` over kinds that knows numbers.
+"""
 
 from __future__ import annotations
 
@@ -26,37 +29,38 @@ class GroupRule(NamedTuple):
 
     Attributes:
         kind: The kind's name.
-        shards: Ranks among which a request's tokens are spread.
+        block_size: Tokens of a block.
         grows: Whether a row gains a block every ``block_size * shards`` tokens;
             otherwise it holds one block for the request.
+        slot_mode: How a token's place is found, if it has one.
+        shards: Ranks among which a request's tokens are spread.
         extra_blocks: Blocks held beyond those.
         token_alignment: Tokens that a row spans a multiple of, or None.
-        slot_mode: How a token's place is found, if it has one.
         resident_tokens: Tokens held besides those in flight, where fewer than all; else None.
         resident_blocks: Blocks held whatever the tokens, where that is all; else None.
     """
 
     kind: GroupKind
-    shards: int
+    block_size: int
     grows: bool
-    extra_blocks: int
-    token_alignment: int | None
     slot_mode: SlotMode
+    shards: int = 1
+    extra_blocks: int = 0
+    token_alignment: int | None = None
     resident_tokens: int | None = None
     resident_blocks: int | None = None
 
-    def count_blocks(self, num_tokens: int, block_size: int) -> int:
+    def count_blocks(self, num_tokens: int) -> int:
         """Return the blocks that ``num_tokens`` hold; a request without tokens holds none."""
         if num_tokens == 0:
             return 0
-        tokens_per_block = block_size * self.shards
-        blocks = -(-num_tokens // tokens_per_block) if self.grows else 1
+        blocks = -(-num_tokens // (self.block_size * self.shards)) if self.grows else 1
         return blocks + self.extra_blocks
 
-    def count_tokens(self, num_blocks: int, block_size: int) -> int:
+    def count_tokens(self, num_blocks: int) -> int:
         """Return the most tokens that a growing row of ``num_blocks`` blocks holds."""
         own_blocks = max(num_blocks - self.extra_blocks, 0) if self.grows else 0
-        return own_blocks * block_size * self.shards
+        return own_blocks * self.block_size * self.shards
 
 
 def rule_of(spec: CacheSpec, limits: ServingLimits) -> GroupRule:
@@ -66,50 +70,35 @@ def rule_of(spec: CacheSpec, limits: ServingLimits) -> GroupRule:
         case AttentionSpec():
             return GroupRule(
                 kind="attention",
-                shards=limits.context_parallel.size if layer.sharded else 1,
+                block_size=layer.block_size,
                 grows=True,
-                extra_blocks=0,
-                token_alignment=layer.token_alignment,
                 slot_mode="block",
+                shards=limits.context_parallel.size if layer.sharded else 1,
+                token_alignment=layer.token_alignment,
             )
         case SlidingWindowSpec():
             return GroupRule(
                 kind="window",
-                shards=1,
+                block_size=layer.block_size,
                 grows=True,
-                extra_blocks=0,
-                token_alignment=layer.token_alignment,
                 slot_mode="block",
+                token_alignment=layer.token_alignment,
                 resident_tokens=layer.window - 1 + layer.extra_retained_tokens,
             )
-        case MambaSpec(mode="none"):
-            return GroupRule(
-                kind="mamba",
-                shards=1,
-                grows=False,
-                extra_blocks=layer.num_speculative_blocks,
-                token_alignment=None,
-                slot_mode="none",
-            )
         case MambaSpec():
+            grows, drafts = layer.mode == "align", layer.num_speculative_blocks
             return GroupRule(
                 kind="mamba",
-                shards=1,
-                grows=True,
-                extra_blocks=layer.num_speculative_blocks,
-                token_alignment=None,
+                block_size=layer.block_size,
+                grows=grows,
                 slot_mode="none",
+                extra_blocks=drafts,
                 # the state a step reads, the one it writes, and the drafts' own
-                resident_blocks=2 + layer.num_speculative_blocks,
+                resident_blocks=2 + drafts if grows else None,
             )
         case RingSpec():
             return GroupRule(
-                kind="ring",
-                shards=1,
-                grows=False,
-                extra_blocks=0,
-                token_alignment=None,
-                slot_mode="ring",
+                kind="ring", block_size=layer.block_size, grows=False, slot_mode="ring"
             )
         case _:
             assert_never(layer)

@@ -113,7 +113,7 @@ def longest_request(
         max_in_flight_tokens = limits.max_num_batched_tokens
     if usable >= layout.max_resident_blocks(max_in_flight_tokens):
         return limits.max_model_len
-    held = layout._rule.count_tokens(usable, layout.block_size)
+    held = layout._rule.count_tokens(usable)
     return max(held - limits.lookahead_tokens, 0)
 
 

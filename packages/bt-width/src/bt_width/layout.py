@@ -1,4 +1,4 @@
-"""One cache group's plan: how its rows are cut, and where in them a token lies."""
+"""One cache group's plan: its counts, and where in its rows a token or a state lies."""
 
 from __future__ import annotations
 
@@ -6,24 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self, SupportsIndex, assert_never
 
-from ._checks import as_index, require_instance
-from ._rules import GroupKind, GroupRule, SlotMode, check_plan, rule_of
+from ._checks import as_index
+from ._counts import RowCounts
 from .errors import InvalidEditError, InvalidSpecError, RowOverflowError
 from .limits import ServingLimits
-from .specs import AttentionSpec, CacheSpec, MambaSpec, layers_of
-from .width import (
-    NULL_BLOCK,
-    PAD_SLOT,
-    BlockTableWidth,
-    get_block_table_width,
-    get_kernel_blocks_per_block,
-)
+from .specs import CacheSpec, MambaSpec, layers_of
+from .width import NULL_BLOCK, PAD_SLOT
 
 MAX_POSITION = 2**31 - 1
 """The last position that has a slot; kernels divide positions as 32-bit integers."""
-
-MAX_KERNEL_BLOCK_ID = 2**31 - 1
-"""The last id that a table's int32 columns can hold."""
 
 
 class Location(NamedTuple):
@@ -41,7 +32,7 @@ class Location(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockTableLayout:
+class BlockTableLayout(RowCounts):
     """The one object that says how a cache group's rows are cut.
 
     It stores causes; every number is computed from them, so that none can disagree.
@@ -52,14 +43,6 @@ class BlockTableLayout:
         limits: What the server allows.
         kernel_block_size: Tokens of a kernel block, which is what a column holds.
     """
-
-    spec: CacheSpec
-    limits: ServingLimits
-    kernel_block_size: int
-
-    def __post_init__(self) -> None:
-        """Check the causes together, once."""
-        check_plan(self.spec, self.limits, self.kernel_block_size)
 
     @classmethod
     def plan(
@@ -78,147 +61,6 @@ class BlockTableLayout:
         if kernel_block_size is None:
             kernel_block_size = layers_of(spec)[0].block_size
         return cls(spec=spec, limits=limits, kernel_block_size=kernel_block_size)
-
-    @property
-    def _rule(self) -> GroupRule:
-        return rule_of(self.spec, self.limits)
-
-    @property
-    def kind(self) -> GroupKind:
-        """The name of the group's kind."""
-        return self._rule.kind
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block."""
-        return layers_of(self.spec)[0].block_size
-
-    @property
-    def shards(self) -> int:
-        """Ranks among which a request's tokens are spread; 1 where every rank keeps all."""
-        return self._rule.shards
-
-    @property
-    def slot_mode(self) -> SlotMode:
-        """How a token's slot is found: through its block, in a ring, or not at all."""
-        return self._rule.slot_mode
-
-    @property
-    def kernel_blocks_per_block(self) -> int:
-        """Columns that a block takes."""
-        return get_kernel_blocks_per_block(self.block_size, self.kernel_block_size)
-
-    @property
-    def tokens_per_block(self) -> int:
-        """Tokens of a request for which a rank holds one block."""
-        return self.block_size * self.shards
-
-    @property
-    def max_num_blocks(self) -> int:
-        """Blocks that the longest request holds, before alignment."""
-        return self._rule.count_blocks(self.limits.max_tokens, self.block_size)
-
-    @property
-    def width(self) -> BlockTableWidth:
-        """Columns of a row, in kernel blocks."""
-        return get_block_table_width(
-            self.max_num_blocks,
-            self.block_size,
-            self.kernel_block_size,
-            token_alignment=self._rule.token_alignment,
-        )
-
-    @property
-    def blocks_per_row(self) -> int:
-        """Blocks that a row has room for, those of the alignment included."""
-        return self.width // self.kernel_blocks_per_block
-
-    @property
-    def max_block_id(self) -> int:
-        """The last block id whose kernel-block ids a table's int32 columns can hold."""
-        return (MAX_KERNEL_BLOCK_ID + 1) // self.kernel_blocks_per_block - 1
-
-    def tokens_per_state(self, member: str | None = None) -> int:
-        """Return the tokens that share one stored state.
-
-        Args:
-            member: The layer of a ``UniformSpec``; needed only where they differ.
-
-        Raises:
-            InvalidSpecError: There is no such member, or several sizes and none named.
-        """
-        if member is None:
-            sizes = {_tokens_per_state(layer) for layer in layers_of(self.spec)}
-            if len(sizes) == 1:
-                return sizes.pop()
-            raise InvalidSpecError(
-                f"members differ in tokens_per_state {sorted(sizes)}; name the member",
-                values=sorted(sizes),
-            )
-        require_instance("member", member, str, wanted="a member's name")
-        members = dict(getattr(self.spec, "members", ()))
-        if member not in members:
-            raise InvalidSpecError(
-                f"no member {member!r} in this group; it has {sorted(members)}", member=member
-            )
-        return _tokens_per_state(members[member])
-
-    def num_blocks(self, num_tokens: SupportsIndex) -> int:
-        """Return the blocks that a request of ``num_tokens`` tokens holds in its row.
-
-        Raises:
-            InvalidSpecError: ``num_tokens`` is no count.
-            RowOverflowError: It is above ``max_model_len + lookahead_tokens``.
-        """
-        count = as_index("num_tokens", num_tokens, minimum=0)
-        if count > self.limits.max_tokens:
-            raise RowOverflowError(
-                f"{count} tokens are more than the {self.limits.max_tokens} that a row is "
-                f"planned for: {self.explain()}",
-                num_tokens=count,
-                max_tokens=self.limits.max_tokens,
-            )
-        return self._rule.count_blocks(count, self.block_size)
-
-    def max_resident_blocks(self, max_in_flight_tokens: SupportsIndex) -> int:
-        """Return the blocks a request may hold at once: what admission must reserve.
-
-        Args:
-            max_in_flight_tokens: The most tokens of one request in the steps under way.
-
-        Raises:
-            InvalidSpecError: It is no count.
-        """
-        in_flight = as_index("max_in_flight_tokens", max_in_flight_tokens, minimum=0)
-        rule = self._rule
-        resident = self.max_num_blocks
-        if rule.resident_tokens is not None:
-            # one more, because a window may start inside a block
-            tokens = rule.resident_tokens + in_flight
-            resident = -(-tokens // self.block_size) + 1
-        elif rule.resident_blocks is not None:
-            resident = rule.resident_blocks
-        return min(resident, self.max_num_blocks)
-
-    def num_expired_blocks(self, num_computed_tokens: SupportsIndex) -> int:
-        """Return the leading blocks of a row that no later step reads.
-
-        They may go back to the pool, and their columns be null, once the step that
-        computed the last of these tokens has ended.
-
-        Args:
-            num_computed_tokens: Tokens of the request that stay computed.
-
-        Raises:
-            InvalidSpecError: It is no count.
-        """
-        computed = as_index("num_computed_tokens", num_computed_tokens, minimum=0)
-        rule = self._rule
-        if rule.resident_tokens is not None:
-            return max(computed - rule.resident_tokens, 0) // self.block_size
-        if rule.resident_blocks is not None:
-            return self.state_column(computed)
-        return 0
 
     def state_column(self, num_tokens: SupportsIndex) -> int:
         """Return the column of the recurrent state after ``num_tokens`` tokens.
@@ -302,24 +144,25 @@ class BlockTableLayout:
             )
         return PAD_SLOT if block_id == NULL_BLOCK else block_id * self.kernel_block_size + offset
 
-    def local_length(self, seq_len: SupportsIndex, rank: SupportsIndex | None = None) -> int:
-        """Return how many of a request's first ``seq_len`` tokens a rank keeps.
+    def num_expired_blocks(self, num_computed_tokens: SupportsIndex) -> int:
+        """Return the leading blocks of a row that no later step reads.
+
+        They may go back to the pool, and their columns be null, once the step that
+        computed the last of these tokens has ended.
 
         Args:
-            seq_len: Tokens of the request.
-            rank: The rank; this one by default.
+            num_computed_tokens: Tokens of the request that stay computed.
 
         Raises:
-            InvalidSpecError: ``seq_len`` is no count, or there is no such rank.
+            InvalidSpecError: It is no count.
         """
-        length = as_index("seq_len", seq_len, minimum=0)
-        context = self.limits.context_parallel
-        of_rank = context.rank if rank is None else as_index("rank", rank, minimum=0)
-        if of_rank >= context.size:
-            raise InvalidSpecError(
-                f"rank {of_rank} must be below the {context.size} ranks", rank=of_rank
-            )
-        return length if self.shards == 1 else context.local_length(length, of_rank)
+        computed = as_index("num_computed_tokens", num_computed_tokens, minimum=0)
+        rule = self._rule
+        if rule.resident_tokens is not None:
+            return max(computed - rule.resident_tokens, 0) // self.block_size
+        if rule.resident_blocks is not None:
+            return self.state_column(computed)
+        return 0
 
     def expand(self, block_ids: Sequence[int]) -> list[int]:
         """Return the kernel-block ids of ``block_ids``; a null block gives null columns.
@@ -329,7 +172,7 @@ class BlockTableLayout:
             InvalidEditError: An id is negative or its kernel ids leave int32.
             InvalidSpecError: It is no sequence of ints.
         """
-        split = self.kernel_blocks_per_block
+        split, last_id = self.kernel_blocks_per_block, self.max_block_id
         try:
             ids = [as_index("a block id", block_id) for block_id in block_ids]
         except TypeError:
@@ -344,12 +187,12 @@ class BlockTableLayout:
                 blocks_per_row=self.blocks_per_row,
             )
         for block_id in ids:
-            if not 0 <= block_id <= self.max_block_id:
+            if not 0 <= block_id <= last_id:
                 raise InvalidEditError(
-                    f"block id {block_id} must lie in 0..{self.max_block_id}, "
+                    f"block id {block_id} must lie in 0..{last_id}, "
                     "so that its kernel-block ids are int32",
                     id=block_id,
-                    max_block_id=self.max_block_id,
+                    max_block_id=last_id,
                 )
         return [
             NULL_BLOCK if block_id == NULL_BLOCK else block_id * split + part
@@ -357,14 +200,9 @@ class BlockTableLayout:
             for part in range(split)
         ]
 
-    def explain(self) -> str:
-        """Return how the width came about, in words and numbers."""
-        from ._explain import explain_width
-
-        return explain_width(self)
-
     def to_json(self) -> str:
         """Return the plan as JSON: its causes, and a version."""
+        # json and hashlib are loaded by those who send a plan
         from ._codec import layout_to_json
 
         return layout_to_json(self)
@@ -386,7 +224,3 @@ class BlockTableLayout:
         from ._codec import layout_digest
 
         return layout_digest(self)
-
-
-def _tokens_per_state(spec: CacheSpec) -> int:
-    return spec.tokens_per_state if isinstance(spec, AttentionSpec) else 1
