@@ -14,7 +14,7 @@ from tests.support.poison import Guarded, guarded
 from bt_tables._launch.executor import CsrLaunch, Fence, StepLaunch
 from bt_tables._launch.storage import Storage
 from bt_tables.devices import CpuExecutor
-from bt_tables.reference import fused_step, step_work
+from bt_tables.reference.fused_step import fused_step, step_work
 
 
 class GuardedExecutor(CpuExecutor):

@@ -14,7 +14,8 @@ from bt_width import InvalidSpecError
 
 from ._launch.executor import CsrLaunch, Executor, Fence, StepLaunch
 from ._launch.storage import Storage
-from .reference import gather_csr, step_twin
+from .reference.fused_step import step_twin
+from .reference.gather_csr import gather_csr
 
 
 class _NothingToWaitFor:
