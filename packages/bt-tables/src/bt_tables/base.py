@@ -1,8 +1,10 @@
-"""What both tables share: the engine, the plans, and checks of padded counts."""
+"""What both tables share: their making, and the calls that do not depend on where rows live."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -21,22 +23,48 @@ _MAX_PACKETS = 1024
 """Steps in flight that no engine needs: a slip, and one packet of host memory each."""
 
 
-class BlockTables:
+class TableRows(Protocol):
+    """A table's rows, wherever they live; arguments were checked."""
+
+    def null_prefix(self, row: int, group: int, num_blocks: int) -> None:
+        """Null a row's first blocks."""
+        ...
+
+    def forget(self) -> None:
+        """Any batch row and any slot may hold anything from now on."""
+        ...
+
+    def restore(self) -> None:
+        """Write what a launch needs to memory that was released and mapped again."""
+        ...
+
+
+class BlockTables(ABC):
     """Tables of one or more groups on a device."""
+
+    _rows_are_batch: ClassVar[bool]
+    _rows: TableRows
 
     def __init__(
         self,
         layouts: Sequence[BlockTableLayout],
-        device: str | torch.device | Executor,
         *,
-        num_blocks: Sequence[int] | None,
-        max_steps_in_flight: int,
-        rows_are_batch: bool,
+        device: str | torch.device | Executor,
+        num_blocks: Sequence[int] | None = None,
+        max_steps_in_flight: int = 2,
     ) -> None:
-        """Allocate empty tables; see the classes that users make.
+        """Allocate empty tables.
+
+        Args:
+            layouts: One plan a group, all of the same limits.
+            device: Where the tables lie.
+            num_blocks: The pool of each group, block 0 included; without it only ids
+                whose kernel-block ids leave int32 are refused.
+            max_steps_in_flight: Steps whose packets may wait to be read by the device.
 
         Raises:
-            InvalidSpecError: An argument is no such number, or layouts do not go together.
+            InvalidSpecError: An argument is no such number, or the layouts are planned
+                for different limits.
         """
         if type(max_steps_in_flight) is not int or not 1 <= max_steps_in_flight <= _MAX_PACKETS:
             raise InvalidSpecError(
@@ -51,14 +79,19 @@ class BlockTables:
             layouts,
             executor,
             # rows in batch order take two launches a step: a commit and the slots
-            num_packets=max_steps_in_flight * (2 if rows_are_batch else 1),
-            rows_are_batch=rows_are_batch,
+            num_packets=max_steps_in_flight * (2 if self._rows_are_batch else 1),
+            rows_are_batch=self._rows_are_batch,
         )
         storage = self._engine.storage
         self._max_reqs = storage.limits.max_num_reqs
         self._max_tokens = storage.limits.max_num_batched_tokens
         self._checks = EditChecks(storage.layouts, storage.limits.max_num_reqs, num_blocks)
         self._records = RowRecords(storage.num_rows, self._checks.blocks_per_row)
+        self._rows = self._make_rows()
+
+    @abstractmethod
+    def _make_rows(self) -> TableRows:
+        """Return empty rows."""
 
     @property
     def layouts(self) -> tuple[BlockTableLayout, ...]:
@@ -69,6 +102,39 @@ class BlockTables:
     def device(self) -> torch.device:
         """Where the tables lie."""
         return self._engine.device
+
+    def null_prefix(self, row: int, group: int, num_blocks: int) -> None:
+        """Null a row's first blocks until it is replaced or cleared.
+
+        Args:
+            row: The row.
+            group: The cache group.
+            num_blocks: Blocks from the start of the row, in total: never fewer than an
+                earlier call said.
+
+        Raises:
+            InvalidEditError: The row, the group or the count is none.
+            RowOverflowError: The row has fewer blocks.
+        """
+        row, group = self._checks.row(row), self._checks.group(group)
+        held = int(self._records.ints[row, self._records.blocks][group])
+        self._rows.null_prefix(row, group, self._checks.prefix(row, group, num_blocks, held))
+
+    def invalidate(self) -> None:
+        """Write every batch row and every slot anew at the next launch, whatever it holds.
+
+        For when somebody else wrote to what a call returned, or a launch failed.
+        """
+        self._rows.forget()
+
+    def rebind(self) -> None:
+        """Make the tables whole after their memory was released and mapped again.
+
+        What a launch needs to know is written anew, and batch rows and slots are at the next
+        launch. Rows in batch order come back from the host. Rows by request index hold what
+        the memory kept of their ids: where that is nothing, replace or clear the row.
+        """
+        self._rows.restore()
 
     def warmup(self) -> None:
         """Compile what steps launch, so that none of them has to; nothing changes."""
@@ -110,9 +176,11 @@ class BlockTables:
 
     def _gather(self, group: int, seq_lens: HostArray, num_reqs: int, *, tokens: bool) -> CsrTable:
         group = self._checks.group(group)
-        num_reqs = self._padded_reqs(num_reqs, 0)
+        num_reqs = int_between("num_reqs", num_reqs, 0, self._max_reqs)
         table = self._engine.storage.block_tables(num_reqs)[group]
         return self._gatherer.gather(self.layouts[group], table, seq_lens, tokens=tokens)
+
+    # steps call both: an int in its range costs a comparison, anything else a closer look
 
     def _padded_reqs(self, num_padded: int, num_reqs: int) -> int:
         if type(num_padded) is int and num_reqs <= num_padded <= self._max_reqs:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from bt_width import BlockTableLayout
-
 from ._launch.arrays import HostArray, IntArray, flatten_ids, int_between
-from ._launch.engine import NO_ENTRIES, NO_RECORDS, Entries
-from ._launch.executor import Executor
-from ._launch.tokens import Tokens, read_tokens, vector_length
+from ._launch.tokens import read_tokens, vector_length
 from ._rows.host_rows import HostRows
 from .base import BlockTables
 
@@ -28,37 +23,11 @@ class MultiGroupBlockTable(BlockTables):
     A call that raises has changed nothing, for any group.
     """
 
-    def __init__(
-        self,
-        layouts: Sequence[BlockTableLayout],
-        *,
-        device: str | torch.device | Executor,
-        num_blocks: Sequence[int] | None = None,
-        max_steps_in_flight: int = 2,
-    ) -> None:
-        """Allocate empty tables.
+    _rows_are_batch = True
+    _rows: HostRows
 
-        Args:
-            layouts: One plan a group, all of the same limits.
-            device: Where the tables lie.
-            num_blocks: The pool of each group, block 0 included; without it only ids
-                whose kernel-block ids leave int32 are refused.
-            max_steps_in_flight: Steps, of a commit and its slots each, whose packets may wait
-                to be read by the device.
-
-        Raises:
-            InvalidSpecError: An argument is no such number, or the layouts are planned
-                for different limits.
-        """
-        super().__init__(
-            layouts,
-            device,
-            num_blocks=num_blocks,
-            max_steps_in_flight=max_steps_in_flight,
-            rows_are_batch=True,
-        )
-        self._rows = HostRows(self._records, self._engine.ring)
-        self._batch_order = np.arange(self._records.num_rows, dtype=np.int32)
+    def _make_rows(self) -> HostRows:
+        return HostRows(self._engine, self._records)
 
     def append_row(self, block_ids: Sequence[Sequence[int]], row: int) -> None:
         """Give a row more blocks.
@@ -112,23 +81,6 @@ class MultiGroupBlockTable(BlockTables):
         if self.layouts:
             self._rows.swap(a, b)
 
-    def null_prefix(self, row: int, group: int, num_blocks: int) -> None:
-        """Null a row's first blocks until it is replaced or cleared.
-
-        Args:
-            row: The row.
-            group: The cache group.
-            num_blocks: Blocks from the start of the row, in total: never fewer than an
-                earlier call said.
-
-        Raises:
-            InvalidEditError: The row, the group or the count is none.
-            RowOverflowError: The row has fewer blocks.
-        """
-        row, group = self._checks.row(row), self._checks.group(group)
-        held = int(self._records.ints[row, self._records.blocks][group])
-        self._rows.null_prefix(row, group, self._checks.prefix(row, group, num_blocks, held))
-
     def commit(self, num_reqs: int) -> None:
         """Send what changed in the first ``num_reqs`` rows; those above are null then.
 
@@ -138,13 +90,8 @@ class MultiGroupBlockTable(BlockTables):
             InvalidEditError: ``num_reqs`` is no count or above the limit.
         """
         num_reqs = int_between("num_reqs", num_reqs, 0, self._max_reqs)
-        if not self.layouts:
-            return
-        rows, edits = self._rows.changes(num_reqs)
-        self._run(
-            Entries(edits, NO_RECORDS, self._records.longest_row), self._batch_order[:0], None
-        )
-        self._rows.settle(rows, edits, num_reqs)
+        if self.layouts:
+            self._rows.commit(num_reqs)
 
     def block_table(self, group: int) -> torch.Tensor:
         """Return a group's persistent [max_num_reqs, W] table, int32.
@@ -179,24 +126,8 @@ class MultiGroupBlockTable(BlockTables):
         device = self._engine.device
         tokens = read_tokens(query_start_loc, positions, num_reqs, num_tokens, device)
         if self.layouts:
-            self._run(NO_ENTRIES, self._batch_order[:num_reqs], tokens)
+            self._rows.map_tokens(num_reqs, tokens)
         return self._engine.storage.slot_mappings(num_tokens)
-
-    def invalidate(self) -> None:
-        """Send every row whole at the next commit, and write every slot anew.
-
-        For when somebody else wrote to what a call returned, or a launch failed.
-        """
-        self._rows.forget_device()
-        self._engine.forget_slots()
-
-    def rebind(self) -> None:
-        """Make the tables whole after their memory was released and mapped again.
-
-        The layout facts are written anew; rows come back from the host at the next commit.
-        """
-        self._engine.storage.fill_groups()
-        self.invalidate()
 
     def _checked(
         self, row: int, block_ids: Sequence[Sequence[int]], *, replace: bool
@@ -208,11 +139,3 @@ class MultiGroupBlockTable(BlockTables):
         self._checks.room(row, counts, held)
         self._checks.ids(ids, counts)
         return row, counts, ids
-
-    def _run(self, entries: Entries, requests: IntArray, tokens: Tokens | None) -> None:
-        try:
-            self._engine.run(entries, requests, tokens)
-        except BaseException:
-            self._engine.await_packet()
-            self.invalidate()
-            raise

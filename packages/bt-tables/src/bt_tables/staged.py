@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from bt_width import BlockTableLayout
-
 from ._launch.arrays import INT32, HostArray, flatten_ids, host_array, int_between
-from ._launch.executor import Executor
 from ._launch.tokens import NO_TOKENS, read_tokens
 from ._rows.device_rows import DeviceRows
 from .base import BlockTables
@@ -32,35 +29,11 @@ class StagedBlockTables(BlockTables):
     A call that raises has staged nothing, for any group.
     """
 
-    def __init__(
-        self,
-        layouts: Sequence[BlockTableLayout],
-        *,
-        device: str | torch.device | Executor,
-        num_blocks: Sequence[int] | None = None,
-        max_steps_in_flight: int = 2,
-    ) -> None:
-        """Allocate empty tables.
+    _rows_are_batch = False
+    _rows: DeviceRows
 
-        Args:
-            layouts: One plan a group, all of the same limits.
-            device: Where the tables lie.
-            num_blocks: The pool of each group, block 0 included; without it only ids
-                whose kernel-block ids leave int32 are refused.
-            max_steps_in_flight: Steps whose packets may wait to be read by the device.
-
-        Raises:
-            InvalidSpecError: An argument is no such number, or the layouts are planned
-                for different limits.
-        """
-        super().__init__(
-            layouts,
-            device,
-            num_blocks=num_blocks,
-            max_steps_in_flight=max_steps_in_flight,
-            rows_are_batch=False,
-        )
-        self._rows = DeviceRows(self._engine, self._records, self._checks)
+    def _make_rows(self) -> DeviceRows:
+        return DeviceRows(self._engine, self._records, self._checks)
 
     def append_block_ids(
         self, row: int, block_ids: Sequence[Sequence[int]], *, overwrite: bool = False
@@ -116,21 +89,6 @@ class StagedBlockTables(BlockTables):
             InvalidEditError: There is no such row.
         """
         self.append_block_ids(row, ((),) * self._records.num_groups, overwrite=True)
-
-    def null_prefix(self, row: int, group: int, num_blocks: int) -> None:
-        """Null a row's first blocks until it is replaced or cleared.
-
-        Args:
-            row: The request's row.
-            group: The cache group.
-            num_blocks: Blocks from the start of the row, in total: never fewer than an
-                earlier call said.
-
-        Raises:
-            InvalidEditError: The row, the group or the count is none.
-            RowOverflowError: The row has fewer blocks.
-        """
-        self._rows.edits.null_prefix(row, group, num_blocks)
 
     def apply_staged_writes(self) -> None:
         """Carry out what is staged, in rows and in the batch rows that mirror them."""
@@ -222,19 +180,3 @@ class StagedBlockTables(BlockTables):
         return self.compute_slot_mappings(
             _NO_REQUESTS, NO_TOKENS.starts, NO_TOKENS.positions, num_tokens
         )
-
-    def invalidate(self) -> None:
-        """Write every batch row and slot anew at the next launch, whatever it holds.
-
-        For when somebody else wrote to what a call returned, or a launch failed.
-        """
-        self._rows.forget_batch()
-
-    def rebind(self) -> None:
-        """Make the tables whole after their memory was released and mapped again.
-
-        The layout facts and the columns that hold no block are written anew, and batch
-        rows and slots at the next launch. A row's ids are what the memory kept of them:
-        where that is nothing, replace or clear the row.
-        """
-        self._rows.restore()

@@ -20,6 +20,7 @@ INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 UINT32 = np.dtype(np.uint32)
 INTP = np.dtype(np.intp)
+_TORCH_DTYPES = {INT32: torch.int32, INT64: torch.int64}
 
 
 def int_between(name: str, value: SupportsIndex, low: int, high: int) -> int:
@@ -72,9 +73,6 @@ def _from_tensor(name: str, value: object) -> IntArray:
     )
 
 
-_TORCH_DTYPES = {INT32: torch.int32, INT64: torch.int64}
-
-
 def check_device_vector(
     name: str, value: torch.Tensor, dtype: np.dtype[Any], device: torch.device
 ) -> None:
@@ -124,18 +122,3 @@ def flatten_ids(block_ids: Sequence[Sequence[int]], num_groups: int) -> tuple[In
             f"block ids must be ints that fit int64, got {ids.dtype}", dtype=str(ids.dtype)
         )
     return counts, ids.astype(np.int64, copy=False)
-
-
-def run_places(starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
-    """Return every place of many runs, one after the other, and where each run then starts.
-
-    Args:
-        starts: First place of each run, of any shape.
-        lengths: Places of each run, of that shape.
-    """
-    flat = lengths.reshape(-1).astype(np.int64)
-    ends = flat.cumsum()
-    moved_to = ends - flat
-    total = int(ends[-1]) if ends.size else 0
-    places = np.arange(total) + np.repeat(starts.reshape(-1) - moved_to, flat)
-    return places, moved_to.reshape(lengths.shape)

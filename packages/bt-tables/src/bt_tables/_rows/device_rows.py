@@ -57,7 +57,7 @@ class DeviceRows:
             self._engine.run(Entries(edits, copies, longest), requests, tokens)
         except BaseException:
             self._engine.await_packet()
-            self.forget_batch()
+            self.forget()
             raise
         if staged.num_edits:
             records.settle(rows, edits)
@@ -65,7 +65,11 @@ class DeviceRows:
         if moves is not None:
             self._mirror.settle(moves)
 
-    def forget_batch(self) -> None:
+    def null_prefix(self, row: int, group: int, num_blocks: int) -> None:
+        """Stage that a row's first blocks are null; the count was checked."""
+        self.edits.null_prefix(row, group, num_blocks)
+
+    def forget(self) -> None:
         """Any batch row and any slot may hold anything from now on."""
         self._mirror.forget()
         self._engine.forget_slots()
@@ -81,4 +85,4 @@ class DeviceRows:
             )
             device = self._engine.device
             storage.null_outside(group, starts.to(device), ends.to(device))
-        self.forget_batch()
+        self.forget()

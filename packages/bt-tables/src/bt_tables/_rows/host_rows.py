@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._launch.arrays import IntArray, run_places
-from .._launch.ring import HostRing
+from .._launch.arrays import IntArray
+from .._launch.engine import NO_ENTRIES, NO_RECORDS, Entries, StepEngine
+from .._launch.tokens import Tokens
 from .records import RowRecords
+from .runs import run_places
 
 
 class HostRows:
     """The rows on the host, and which of them the device does not hold."""
 
-    def __init__(self, records: RowRecords, ring: HostRing) -> None:
+    def __init__(self, engine: StepEngine, records: RowRecords) -> None:
         """Start with empty rows on both sides."""
+        self._engine = engine
         self._records = records
-        self._ring = ring
-        widths = records.blocks_per_row.astype(np.int64)
-        self._group_at = widths.cumsum() - widths
-        self._ids = np.zeros((records.num_rows, int(widths.sum())), np.int32)
+        self._batch_order = np.arange(records.num_rows, dtype=np.int32)
+        blocks = records.blocks_per_row.astype(np.int64)
+        # a row's ids lie group by group, each group with room for all that it can hold
+        self._group_at = blocks.cumsum() - blocks
+        self._ids = np.zeros((records.num_rows, int(blocks.sum())), np.int32)
         self._is_dirty = np.zeros(records.num_rows, np.bool_)
         # no row at or above it holds anything on the device
         self._num_shown = 0
@@ -61,7 +65,40 @@ class HostRows:
         self._replace(first, *self._contents(second))
         self._replace(second, *held)
 
-    def changes(self, num_reqs: int) -> tuple[IntArray, IntArray]:
+    def commit(self, num_reqs: int) -> None:
+        """Launch what changed in the first ``num_reqs`` rows, and null those above."""
+        rows, edits = self._changes(num_reqs)
+        self._run(Entries(edits, NO_RECORDS, self._records.longest_row), 0, None)
+        self._settle(rows, edits, num_reqs)
+
+    def map_tokens(self, num_reqs: int, tokens: Tokens) -> None:
+        """Launch the mapping of tokens, whose requests are the first ``num_reqs`` rows."""
+        self._run(NO_ENTRIES, num_reqs, tokens)
+
+    def forget(self) -> None:
+        """Any row and any slot may hold anything on the device from now on."""
+        records = self._records
+        records.ints[:, records.keep] = 0
+        records.ints[:, records.nulled_before] = 0
+        records.ints[:, records.blocks_before] = records.blocks_per_row
+        self._is_dirty.fill(True)
+        self._num_shown = records.num_rows
+        self._engine.forget_slots()
+
+    def restore(self) -> None:
+        """Write the facts to where they lie; the next commit writes the rows."""
+        self._engine.storage.fill_groups()
+        self.forget()
+
+    def _run(self, entries: Entries, num_reqs: int, tokens: Tokens | None) -> None:
+        try:
+            self._engine.run(entries, self._batch_order[:num_reqs], tokens)
+        except BaseException:
+            self._engine.await_packet()
+            self.forget()
+            raise
+
+    def _changes(self, num_reqs: int) -> tuple[IntArray, IntArray]:
         """Return the rows that a commit changes on the device, and their records.
 
         The ids they bring are put into the open packet. Rows at or above ``num_reqs``
@@ -74,7 +111,8 @@ class HostRows:
         lengths = found[:, records.blocks] - keep
         places, starts = run_places(self._group_at + keep, lengths)
         of_row = np.repeat(rows, lengths.sum(axis=1))
-        found[:, records.base] = self._ring.put(self._ids[of_row, places]) + starts - keep
+        ids_at = self._engine.ring.put(self._ids[of_row, places])
+        found[:, records.base] = ids_at + starts - keep
 
         hidden = np.arange(num_reqs, self._num_shown)
         empty = records.ints.take(hidden, axis=0)
@@ -82,8 +120,8 @@ class HostRows:
         empty[:, records.after] = 0
         return np.concatenate((rows, hidden)), np.concatenate((found, empty))
 
-    def settle(self, rows: IntArray, found: IntArray, num_reqs: int) -> None:
-        """The launch has carried out what ``changes`` returned."""
+    def _settle(self, rows: IntArray, found: IntArray, num_reqs: int) -> None:
+        """The launch has carried out what ``_changes`` returned."""
         records = self._records
         hidden = rows[rows >= num_reqs]
         held = records.ints[hidden][:, records.after]
@@ -92,15 +130,6 @@ class HostRows:
         self._is_dirty[rows] = False
         self._is_dirty[hidden] = True
         self._num_shown = num_reqs
-
-    def forget_device(self) -> None:
-        """The device may hold anything from now on."""
-        records = self._records
-        records.ints[:, records.keep] = 0
-        records.ints[:, records.nulled_before] = 0
-        records.ints[:, records.blocks_before] = records.blocks_per_row
-        self._is_dirty.fill(True)
-        self._num_shown = records.num_rows
 
     def _contents(self, row: int) -> tuple[IntArray, IntArray]:
         """Return a copy of a row's record and of its ids, group by group."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._launch.arrays import INTP, UINT32, IntArray
+from .._launch.arrays import IntArray
 from .._launch.wire import BATCH_ROW_AT, FIELDS_AT, NOWHERE, ROW_AT, RecordField, record_ints
 
 
@@ -19,7 +19,10 @@ class RowRecords:
         num_rows: Rows (R).
         num_groups: Groups (G).
         ints: All records, [R, ints of a record] int32.
-        base: The columns of that field, one a group; the others likewise.
+        base, keep, blocks_before, nulled_before, blocks, nulled: The columns of each
+            ``RecordField``, one a group.
+        before: The columns of ``blocks_before`` and ``nulled_before``.
+        after: The columns of ``blocks`` and ``nulled``.
         blocks_per_row: Blocks that a row of each group has room for, [G].
         room: Blocks that a row has room for, by group, repeated for every row: [R, G].
         longest_row: The most blocks that a row of any group has room for.
@@ -79,8 +82,3 @@ class RowRecords:
 def _columns(field: RecordField, groups: int, *, fields: int = 1) -> slice:
     start = FIELDS_AT + field * groups
     return slice(start, start + fields * groups)
-
-
-def as_index(rows: IntArray) -> IntArray:
-    """Return int32 ``rows`` as indices; a negative one is far past any end."""
-    return rows.view(UINT32).astype(INTP)

@@ -11,10 +11,11 @@ import numpy as np
 
 from bt_width import WidthMismatchError
 
-from .._launch.arrays import INT32, UINT32, IntArray, run_places
+from .._launch.arrays import INT32, INTP, UINT32, IntArray
 from .._launch.ring import HostRing
 from .checks import EditChecks
-from .records import RowRecords, as_index
+from .records import RowRecords
+from .runs import run_places
 
 
 class StagedEdits:
@@ -63,7 +64,8 @@ class StagedEdits:
         ends = self._check_shapes(rows, counts, ids)
         if not counts.size:
             return
-        index = as_index(rows)
+        # a negative row is far past any end, and an index of it fails
+        index = rows.view(UINT32).astype(INTP)
         try:
             found = records.ints.take(index, axis=0)
         except IndexError:
@@ -95,20 +97,11 @@ class StagedEdits:
         self.longest = max(self.longest, len(ids))
 
     def null_prefix(self, row: int, group: int, num_blocks: int) -> None:
-        """Null the first ``num_blocks`` blocks of a row, in total.
-
-        Raises:
-            InvalidEditError: The row, the group or the count is none.
-            RowOverflowError: ``num_blocks`` is more than the row has.
-        """
-        row, group = self._checks.row(row), self._checks.group(group)
-        record = self._records.ints[row]
-        held = int(record[self._records.blocks][group])
-        count = self._checks.prefix(row, group, num_blocks, held)
-        nulled = record[self._records.nulled]
-        if count > nulled[group]:
+        """Null the first ``num_blocks`` blocks of a row, in total; the count was checked."""
+        nulled = self._records.ints[row, self._records.nulled]
+        if num_blocks > nulled[group]:
             self._register(np.array([row]))
-            nulled[group] = count
+            nulled[group] = num_blocks
             self.longest = self._records.longest_row
 
     def _check_shapes(self, rows: IntArray, counts: IntArray, ids: IntArray) -> IntArray:
