@@ -164,7 +164,7 @@ def test_g7_an_idle_engine_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("name", ["stage", "run"], ids=["before", "within"])
+@pytest.mark.parametrize("name", ["stage", "launch", "wait"], ids=["before", "within", "after"])
 def test_a_step_that_breaks_off_leaves_the_engine_usable(
     monkeypatch: pytest.MonkeyPatch, error: type[BaseException], name: str
 ) -> None:

@@ -18,8 +18,10 @@ from tests.bt_runner.harness import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bt_runner import model_runner
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.step import ModelStep
+from bt_runner.sampling import Draws, choose_tokens
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount"}
 
@@ -48,7 +50,7 @@ class NoHostReads(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("num_drafts", [0, 2], ids=["plain", "ragged-drafts"])
-def test_no_layer_reads_the_device_while_all_decode(
+def test_neither_a_layer_nor_a_choice_reads_the_device_while_all_decode(
     monkeypatch: pytest.MonkeyPatch, num_drafts: int
 ) -> None:
     """Whatever the requests' lengths and drafts are."""
@@ -66,7 +68,12 @@ def test_no_layer_reads_the_device_while_all_decode(
             self.logits(outputs[-1])
         return outputs
 
+    def watch_choice(logits: torch.Tensor, draws: Draws | None) -> torch.Tensor:
+        with NoHostReads():
+            return choose_tokens(logits, draws)
+
     monkeypatch.setattr(PagedModel, "forward", watch)
+    monkeypatch.setattr(model_runner, "choose_tokens", watch_choice)
     engine = tiny_engine(
         tiny_limits(num_speculative_tokens=num_drafts),
         tiny_options(num_speculative_blocks=num_drafts),

@@ -4,32 +4,38 @@ import pytest
 import torch
 
 from bt_runner.request import SamplingParams
-from bt_runner.sampling import choose_tokens, verify_drafts
+from bt_runner.sampling import choose_tokens, plan_draws, verify_drafts
 
 GREEDY = SamplingParams()
+
+
+def _choose(logits: torch.Tensor, params: list[SamplingParams], positions: list[int]) -> list[int]:
+    draws = plan_draws(params, positions, logits.shape[1], logits.device)
+    chosen: list[int] = choose_tokens(logits, draws).tolist()
+    return chosen
 
 
 def test_greedy_takes_the_largest_logit() -> None:
     """Row by row."""
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, -1.0, 2.0]])
-    assert choose_tokens(logits, [GREEDY, GREEDY], [5, 9]) == [1, 0]
+    assert _choose(logits, [GREEDY, GREEDY], [5, 9]) == [1, 0]
 
 
 def test_nothing_to_choose_gives_nothing() -> None:
     """A step may be all in the midst of prompts."""
-    assert choose_tokens(torch.zeros(0, 3), [], []) == []
+    assert _choose(torch.zeros(0, 3), [], []) == []
 
 
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
     """Neither the place in the batch nor the neighbours matter."""
     logits = torch.zeros(1, 1000)
     warm = SamplingParams(temperature=1.0, seed=3)
-    alone = choose_tokens(logits, [warm], [7])
-    together = choose_tokens(logits.expand(3, -1), [GREEDY, warm, warm], [7, 7, 8])
+    alone = _choose(logits, [warm], [7])
+    together = _choose(logits.expand(3, -1), [GREEDY, warm, warm], [7, 7, 8])
     assert together[0] == 0
     assert together[1] == alone[0]
     assert together[2] != alone[0]
-    assert choose_tokens(logits, [SamplingParams(temperature=1.0, seed=4)], [7]) != alone
+    assert _choose(logits, [SamplingParams(temperature=1.0, seed=4)], [7]) != alone
 
 
 def test_draws_follow_the_softmax() -> None:
@@ -38,7 +44,7 @@ def test_draws_follow_the_softmax() -> None:
     positions = list(range(4000))
     for temperature, share in ((1.0, 3 / 4), (0.5, 9 / 10)):
         params = [SamplingParams(temperature=temperature, seed=1)] * 4000
-        drawn = choose_tokens(logits, params, positions)
+        drawn = _choose(logits, params, positions)
         assert sum(drawn) / 4000 == pytest.approx(share, abs=0.03)
 
 

@@ -27,7 +27,7 @@ def _request(name: str, prompt_len: int, max_new_tokens: int = 4) -> Request:
 
 
 def _batch(plan: StepPlan) -> list[tuple[str, int, int]]:
-    return [(part.request.request_id, part.start, len(part.token_ids)) for part in plan.scheduled]
+    return [(part.request.request_id, part.start, part.num_tokens) for part in plan.scheduled]
 
 
 def _account(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -35,7 +35,7 @@ def _account(scheduler: Scheduler, plan: StepPlan) -> None:
         if part.num_choices:
             part.request.accept([99])
         if part.request.finish_reason is None:
-            scheduler.advance(part.request, part.seq_len - part.num_drafts, 0)
+            scheduler.advance(part.request, part.start + part.num_known, 0)
         else:
             scheduler.finish(part.request, 0)
 
@@ -166,7 +166,7 @@ def test_drafts_are_cut_to_the_room_that_is_left() -> None:
     request.drafts = [7, 8, 9]
     part = scheduler.schedule(0).scheduled[0]
     assert part.token_ids == [99, 7, 8]
-    assert (part.num_drafts, part.drafts, part.num_choices) == (2, [7, 8], 3)
+    assert (part.num_known, part.drafts, part.num_choices) == (1, [7, 8], 3)
 
 
 @pytest.mark.parametrize(

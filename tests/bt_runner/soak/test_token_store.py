@@ -40,15 +40,15 @@ def _part(start: int, num_tokens: int, num_preemptions: int = 0) -> Scheduled:
         request_id="a",
         prompt_len=1,
         params=SamplingParams(),
-        tokens=[],
+        tokens=[0] * (start + num_tokens),
         num_preemptions=num_preemptions,
     )
     return Scheduled(
         request=request,
         row=0,
         start=start,
-        token_ids=[0] * num_tokens,
-        num_drafts=0,
+        num_known=num_tokens,
+        drafts=[],
         num_choices=0,
         is_prefilling=True,
         new_block_ids=[],

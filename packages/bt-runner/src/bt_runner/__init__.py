@@ -1,7 +1,8 @@
 """A minimal decode loop over block tables that checks itself against a dense reference."""
 
+from bt_runner.decode_loop import StepOutput
 from bt_runner.drafters import Drafter, NGramDrafter
-from bt_runner.engine import Engine, StepOutput
+from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError, PoolExhaustedError, RequestRefusedError, RunnerError
 from bt_runner.models.cache_groups import CacheOptions
 from bt_runner.models.config import ModelConfig

@@ -128,7 +128,7 @@ def assemble(
     num_tokens_padded: int | None = None,
 ) -> BatchArrays:
     """Lay a batch out in arrays, padded where a captured graph wants more rows or tokens."""
-    query_lens = [len(part.token_ids) for part in scheduled]
+    query_lens = [part.num_tokens for part in scheduled]
     num_tokens = sum(query_lens)
     num_reqs = num_reqs_padded or len(scheduled)
     num_padded = num_tokens_padded or num_tokens

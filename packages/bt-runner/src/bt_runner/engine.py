@@ -1,13 +1,13 @@
-"""The decode loop: plan a step, run it, account for it; requests come and go in between."""
+"""What a user holds: requests come and go, and each step gives some of them tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from bt_runner.block_pool import BlockPool
+from bt_runner.decode_loop import DecodeLoop, StepOutput
 from bt_runner.drafters import Drafter
-from bt_runner.errors import BadInputError, RunnerError
+from bt_runner.errors import BadInputError
 from bt_runner.graphs import GraphOptions
 from bt_runner.guard import TableGuard
 from bt_runner.model_runner import ModelRunner
@@ -19,22 +19,7 @@ from bt_runner.observer import Recorder
 from bt_runner.request import FinishReason, Request, SamplingParams
 from bt_runner.rows import RequestRows
 from bt_runner.scheduler import Scheduler
-from bt_runner.step_plan import Scheduled
 from bt_width import BlockTableLayout, ServingLimits
-
-
-class StepOutput(NamedTuple):
-    """What one step gave one request.
-
-    Attributes:
-        request_id: The request.
-        new_tokens: Tokens chosen for it.
-        finish_reason: Why it ended, or None.
-    """
-
-    request_id: str
-    new_tokens: list[int]
-    finish_reason: FinishReason | None
 
 
 class Engine:
@@ -44,8 +29,9 @@ class Engine:
     ``generate`` do it. Where a step raises, its requests start over in the next one, with
     the tokens they have.
 
-    Attributes:
-        num_steps: Steps launched.
+    While the device computes a step the host plans and stages the next one, so a request
+    that is added meanwhile joins the one after it. With a drafter that has to wait: what
+    is drafted depends on the tokens.
     """
 
     def __init__(
@@ -89,11 +75,10 @@ class Engine:
         if sanitizes:
             self._runner.guard = TableGuard(self._rows.layouts, self._rows.pools)
         self._scheduler = Scheduler(limits, self._rows)
-        self._drafter = drafter
-        self._max_drafts = limits.num_speculative_tokens
-        self._requests: dict[str, Request] = {}
+        self._loop = DecodeLoop(
+            self._runner, self._scheduler, self._rows, drafter, limits.num_speculative_tokens
+        )
         self._num_added = 0
-        self.num_steps = 0
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -116,9 +101,19 @@ class Engine:
         return tuple(self._runner.caches.num_bytes(group) for group in self.groups)
 
     @property
+    def num_steps(self) -> int:
+        """Steps launched."""
+        return self._loop.num_steps
+
+    @property
+    def host_seconds(self) -> float:
+        """What the host has spent on the steps, its waits for the device left out."""
+        return self._loop.clock.seconds
+
+    @property
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self._requests)
+        return bool(self._scheduler.requests)
 
     def observe(self, recorder: Recorder) -> None:
         """Let ``recorder`` see every step from now on."""
@@ -138,7 +133,7 @@ class Engine:
             BadInputError: Its name is in use.
         """
         name = f"request-{self._num_added}" if request_id is None else request_id
-        if name in self._requests:
+        if name in self._scheduler.requests:
             raise BadInputError(f"there is a request {name!r} already", request_id=name)
         request = Request(
             request_id=name,
@@ -159,13 +154,12 @@ class Engine:
         """Let a new request wait for its turn; it raises what ``new_request`` does."""
         request = self.new_request(prompt, params, request_id=request_id)
         self._scheduler.add(request)
-        self._requests[request.request_id] = request
         self._num_added += 1
         return request
 
     def abort(self, request_id: str) -> None:
         """End a request early and give its blocks back."""
-        request = self._requests.pop(request_id)
+        request = self._scheduler.requests[request_id]
         request.finish_reason = FinishReason.ABORTED
         self._scheduler.finish(request, self.num_steps)
 
@@ -180,47 +174,4 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """Compute one batch and choose tokens for those of its requests that are due one."""
-        self._propose_drafts()
-        plan = self._scheduler.schedule(last_step=self.num_steps)
-        try:
-            self._runner.stage(plan)
-            if not plan.scheduled:
-                if self.has_work:
-                    raise RunnerError("no request can be computed, and none is under way")
-                return []
-            self.num_steps += 1
-            kept = self._runner.run(self.num_steps, plan.scheduled)
-            outputs = []
-            for part, tokens in zip(plan.scheduled, kept, strict=True):
-                outputs += self._account(part, tokens)
-            return outputs
-        except BaseException:
-            self._scheduler.start_over(self.num_steps)
-            self._runner.forget_tables()
-            raise
-        finally:
-            self._rows.complete(self.num_steps)
-
-    def _propose_drafts(self) -> None:
-        """Ask for what may follow each request that decodes; here an error costs no token."""
-        if self._drafter is None:
-            return
-        for request in self._scheduler.running:
-            if not (request.is_prefilling or request.drafts):
-                request.drafts = list(self._drafter.propose(request.tokens, self._max_drafts))
-
-    def _account(self, part: Scheduled, kept: list[int]) -> list[StepOutput]:
-        """Take a request's tokens, then end it or move it on."""
-        request = part.request
-        if not kept:
-            self._scheduler.advance(request, part.seq_len, self.num_steps)
-            return []
-        taken = request.accept(kept)
-        if request.finish_reason is not None:
-            del self._requests[request.request_id]
-            self._scheduler.finish(request, self.num_steps)
-        else:
-            num_rejected = part.num_drafts + 1 - len(kept)
-            self._scheduler.advance(request, part.seq_len - num_rejected, self.num_steps)
-            request.drafts = []
-        return [StepOutput(request.request_id, taken, request.finish_reason)]
+        return self._loop.step()

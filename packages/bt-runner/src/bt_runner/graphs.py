@@ -108,8 +108,8 @@ def graph_sizes(
 
 def fitting_size(scheduled: Sequence[Scheduled], sizes: Iterable[GraphSize]) -> GraphSize | None:
     """Return the smallest size that a batch can be padded to; None for one that runs as it is."""
-    query_len = len(scheduled[0].token_ids)
-    if any(part.is_prefilling or len(part.token_ids) != query_len for part in scheduled):
+    query_len = scheduled[0].num_tokens
+    if any(part.is_prefilling or part.num_tokens != query_len for part in scheduled):
         return None
     fitting = (
         size for size in sizes if size.query_len == query_len and size.num_reqs >= len(scheduled)
@@ -119,13 +119,13 @@ def fitting_size(scheduled: Sequence[Scheduled], sizes: Iterable[GraphSize]) -> 
 
 def stand_ins(size: GraphSize) -> list[Scheduled]:
     """Return a batch that decodes without a row: it reads and writes null blocks alone."""
-    nobody = Request(request_id="", prompt_len=1, params=SamplingParams(), tokens=[0])
+    nobody = Request(request_id="", prompt_len=1, params=SamplingParams(), tokens=[0, 0])
     part = Scheduled(
         request=nobody,
         row=-1,
         start=1,
-        token_ids=[0] * size.query_len,
-        num_drafts=size.query_len - 1,
+        num_known=1,
+        drafts=[0] * (size.query_len - 1),
         num_choices=0,
         is_prefilling=False,
         new_block_ids=[],

@@ -29,7 +29,7 @@ class TableGuard:
         """
         device = batch.seq_lens.device
         held = [[len(ids) for ids in part.request.block_ids] for part in scheduled]
-        num_tokens = sum(len(part.token_ids) for part in scheduled)
+        num_tokens = sum(part.num_tokens for part in scheduled)
         self._sanitizer.check(
             tables.block_tables,
             tables.slot_mappings,

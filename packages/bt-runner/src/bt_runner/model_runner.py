@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from bt_builders import CommonAttentionMetadata, MambaMetadataBuilder, init_attention
 from bt_runner.batch import BatchBuffers, assemble
@@ -28,11 +30,33 @@ from bt_runner.models.step import GroupStep, ModelStep
 from bt_runner.models.weights import Weights
 from bt_runner.observer import Recorder
 from bt_runner.rows import pool_sizes
-from bt_runner.sampling import choice_rows, keep_tokens
+from bt_runner.sampling import choose_tokens, keep_tokens, plan_choices
 from bt_runner.staging import stage_plan
 from bt_runner.step_plan import Scheduled, StepPlan
 from bt_tables import StagedBlockTables
 from bt_width import ServingLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepUnderWay:
+    """A step that was launched and that nobody has waited for yet.
+
+    Attributes:
+        step: Its number.
+        scheduled: Its batch.
+        commons: What the builders of each group were given.
+        layer_outputs: The residual stream after each layer, ``[T, hidden]`` each; a graph's
+            hold until it is replayed.
+        logits: ``[S, vocab]``, request by request as many as each has choices.
+        chosen: ``[S]`` int64, the tokens chosen.
+    """
+
+    step: int
+    scheduled: Sequence[Scheduled]
+    commons: list[CommonAttentionMetadata]
+    layer_outputs: list[Tensor]
+    logits: Tensor
+    chosen: Tensor
 
 
 class ModelRunner:
@@ -61,7 +85,7 @@ class ModelRunner:
         """Plan the groups, make tables, builders, caches and the model, and capture steps."""
         embedding = weights[config.names.embedding]
         self._device, self._dtype = embedding.device, embedding.dtype
-        self._limits = limits
+        self._limits, self._vocab_size = limits, config.vocab_size
         self.recorder: Recorder | None = None
         self.guard: TableGuard | None = None
         self.groups = cache_groups(config, options)
@@ -89,28 +113,42 @@ class ModelRunner:
         self._tables.invalidate()
 
     @torch.inference_mode()
-    def run(self, step: int, scheduled: Sequence[Scheduled]) -> list[list[int]]:
-        """Compute a batch whose rows are staged.
+    def launch(self, step: int, scheduled: Sequence[Scheduled]) -> StepUnderWay:
+        """Let the device compute a batch whose rows are staged, and do not wait for it.
 
         Args:
             step: The step's number, for the recorder.
-            scheduled: The batch.
+            scheduled: The batch, of which every token is known by now.
+        """
+        size = fitting_size(scheduled, self._graphs)
+        # everything that is copied there goes first: a copy waits for what was launched before
+        commons, model_step = self._prepare(scheduled, size)
+        choices = plan_choices(scheduled, self._vocab_size, self._device)
+        compute = self._graphs[size] if size else partial(self._model.forward, model_step)
+        layer_outputs = compute()
+        logits = self._model.logits(layer_outputs[-1][choices.rows])
+        return StepUnderWay(
+            step=step,
+            scheduled=scheduled,
+            commons=commons,
+            layer_outputs=layer_outputs,
+            logits=logits,
+            chosen=choose_tokens(logits, choices.draws),
+        )
+
+    def wait(self, under_way: StepUnderWay) -> list[list[int]]:
+        """Wait for a step, and let the recorder see it.
 
         Returns:
             The tokens each request keeps: agreed drafts and one chosen after them; none in
             the midst of a prompt.
         """
-        size = fitting_size(scheduled, self._graphs)
-        commons, model_step = self._prepare(scheduled, size)
-        compute = self._graphs[size] if size else partial(self._model.forward, model_step)
-        layer_outputs = compute()
-        rows = choice_rows(scheduled).to(self._device)
-        logits = self._model.logits(layer_outputs[-1][rows])
+        chosen = under_way.chosen.tolist()
         if self.recorder is not None:
-            self.recorder.record(step, scheduled, layer_outputs, logits)
-        kept = keep_tokens(scheduled, logits)
-        self._settle(scheduled, commons, kept)
-        return kept
+            self.recorder.record(
+                under_way.step, under_way.scheduled, under_way.layer_outputs, under_way.logits
+            )
+        return keep_tokens(under_way.scheduled, chosen)
 
     def _prepare(
         self, scheduled: Sequence[Scheduled], size: GraphSize | None
@@ -145,16 +183,13 @@ class ModelRunner:
         _, step = self._prepare(stand_ins(size), size)
         return capture(partial(self._model.forward, step))
 
-    def _settle(
-        self,
-        scheduled: Sequence[Scheduled],
-        commons: Sequence[CommonAttentionMetadata],
-        kept: Sequence[Sequence[int]],
-    ) -> None:
+    @torch.inference_mode()
+    def settle(self, under_way: StepUnderWay, kept: Sequence[Sequence[int]]) -> None:
         """Copy states to where the next step looks for them, now that drafts are decided."""
+        scheduled, commons = under_way.scheduled, under_way.commons
         counts = [max(len(tokens), 1) for tokens in kept]
         counts += [1] * (commons[0].num_reqs - len(counts))  # padding
-        if any(part.num_drafts for part in scheduled):
+        if any(part.drafts for part in scheduled):
             accepted = torch.tensor(counts, dtype=torch.int32).to(self._device)
             for group, builders, common in zip(self.groups, self._builders, commons, strict=True):
                 for builder in builders:

@@ -61,7 +61,7 @@ class Recorder:
         logits = logits.cpu()
         token, choice = 0, 0
         for part in scheduled:
-            next_token, next_choice = token + len(part.token_ids), choice + part.num_choices
+            next_token, next_choice = token + part.num_tokens, choice + part.num_choices
             self.observations[part.request.request_id].append(
                 Observation(
                     step,

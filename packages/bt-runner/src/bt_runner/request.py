@@ -41,7 +41,9 @@ class Request:
         prompt_len: Tokens it came with.
         params: How it is sampled.
         tokens: The prompt and all tokens chosen since.
-        num_computed: Leading tokens whose cached state is valid.
+        num_computed: Leading tokens whose cached state is valid, or will be when the step
+            under way ends.
+        num_pending: Tokens that the step under way chooses for sure, 0 or 1.
         drafts: Guesses at the tokens that follow, to be verified in the next step.
         num_accepted: Tokens of the last step that were kept, 1 without drafts.
         row: Its line in the tables while it runs.
@@ -55,6 +57,7 @@ class Request:
     params: SamplingParams
     tokens: list[int]
     num_computed: int = 0
+    num_pending: int = 0
     drafts: list[int] = field(default_factory=list)
     num_accepted: int = 1
     row: int | None = None
@@ -74,8 +77,13 @@ class Request:
 
     @property
     def num_to_compute(self) -> int:
-        """Known tokens that are not computed yet; at least one while it runs."""
-        return len(self.tokens) - self.num_computed
+        """Tokens that are not computed yet, a pending one included; at least one while it runs."""
+        return len(self.tokens) + self.num_pending - self.num_computed
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the step under way chooses its last token."""
+        return self.num_pending > 0 and len(self.tokens) + self.num_pending >= self.max_len
 
     @property
     def is_prefilling(self) -> bool:
@@ -84,6 +92,7 @@ class Request:
 
     def accept(self, tokens: Sequence[int]) -> list[int]:
         """Take chosen tokens up to the one that ends the request; return those taken."""
+        self.num_pending = 0
         taken = []
         for token in tokens:
             self.tokens.append(token)

@@ -20,12 +20,14 @@ class Scheduler:
     """Keeps the requests that wait and those that run.
 
     Attributes:
+        requests: All of them, by name.
         waiting: Those without a row, the next one first.
         running: Those with a row, the oldest first.
     """
 
     def __init__(self, limits: ServingLimits, rows: RequestRows) -> None:
         """Start with no request."""
+        self.requests: dict[str, Request] = {}
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._limits = limits
@@ -61,31 +63,34 @@ class Scheduler:
         """Let a request wait; it raises what ``require_fit`` does."""
         self.require_fit(request)
         self.waiting.append(request)
+        self.requests[request.request_id] = request
 
     def schedule(self, last_step: int) -> StepPlan:
         """Plan the next step.
 
         Args:
-            last_step: The last step launched; it and those before may still run.
+            last_step: The last step launched; it and those before may still run. What it
+                computes counts as computed where ``launch`` was told of it.
         """
+        due = [request for request in self.running if not request.is_ending]
         plan: list[Scheduled] = []
         budget = self._limits.max_num_batched_tokens
         num_preempted = 0
-        while len(plan) < len(self.running) and budget > 0:
-            part = self._schedule_one(self.running[len(plan)], budget)
+        while len(plan) < len(due) and budget > 0:
+            part = self._schedule_one(due[len(plan)], budget)
             if part is not None:
                 if part.new_block_ids == part.request.block_ids:
                     # given whole: what stood there goes first
                     self._cleared_rows.append(part.row)
                 plan.append(part)
-                budget -= len(part.token_ids)
+                budget -= part.num_tokens
             elif self._blocks_are_returning:
                 break
             else:
                 # a row that is only now given up was not scheduled yet: it is the last
-                self._preempt(self.running.pop(), last_step)
+                self._preempt(due.pop(), last_step)
                 num_preempted += 1
-        if num_preempted == 0 and len(plan) == len(self.running):
+        if num_preempted == 0 and len(plan) == len(due):
             plan += self._admit(budget, last_step)
         plan.sort(key=lambda part: part.is_prefilling)
         step = StepPlan(
@@ -97,6 +102,11 @@ class Scheduler:
         self._null_prefixes, self._cleared_rows = [], []
         return step
 
+    def launch(self, part: Scheduled, step: int) -> None:
+        """Count what a step is sure to compute for a request as computed: it is under way."""
+        part.request.num_pending = min(part.num_choices, 1)
+        self.advance(part.request, part.start + part.num_known, step)
+
     def advance(self, request: Request, num_computed: int, last_step: int) -> None:
         """Note how many tokens of a running request are computed, and free what none reads."""
         request.num_computed = num_computed
@@ -107,19 +117,26 @@ class Scheduler:
         if request.row is None:
             self.waiting.remove(request)
         else:
-            self.running.remove(request)
             self._give_up_row(request, last_step)
+        del self.requests[request.request_id]
 
     def start_over(self, last_step: int) -> None:
-        """Put all running requests back to the front of the queue, and clear every row."""
+        """Put all running requests back to the front of the queue, and clear every row.
+
+        No token is pending any more.
+        """
         while self.running:
-            self._preempt(self.running.pop(), last_step)
+            self._preempt(self.running[-1], last_step)
+        for request in self.waiting:
+            request.num_pending = 0
         self._null_prefixes = []
         self._cleared_rows = list(range(self._limits.max_num_reqs))
 
     @property
     def _blocks_are_returning(self) -> bool:
-        return any(pool.num_cooling for pool in self._rows.pools)
+        return any(pool.num_cooling for pool in self._rows.pools) or any(
+            request.is_ending for request in self.running
+        )
 
     def _admit(self, budget: int, last_step: int) -> list[Scheduled]:
         admitted = []
@@ -137,15 +154,15 @@ class Scheduler:
             # its row in the tables is empty: it gains what it began with, too
             block_ids = [list(ids) for ids in request.block_ids]
             admitted.append(replace(part, new_block_ids=block_ids))
-            budget -= len(part.token_ids)
+            budget -= part.num_tokens
         return admitted
 
     def _schedule_one(self, request: Request, budget: int) -> Scheduled | None:
         start = request.num_computed
-        known = request.tokens[start : start + budget]
-        room = min(budget, request.max_len - start) - len(known)
+        num_known = min(request.num_to_compute, budget)
+        room = min(budget, request.max_len - start) - num_known
         drafts = [] if request.is_prefilling else request.drafts[: max(room, 0)]
-        seq_len = start + len(known) + len(drafts)
+        seq_len = start + num_known + len(drafts)
         new_block_ids = self._rows.extend(request, seq_len)
         if new_block_ids is None or request.row is None:
             return None
@@ -153,9 +170,9 @@ class Scheduler:
             request=request,
             row=request.row,
             start=start,
-            token_ids=known + drafts,
-            num_drafts=len(drafts),
-            num_choices=1 + len(drafts) if len(known) == request.num_to_compute else 0,
+            num_known=num_known,
+            drafts=drafts,
+            num_choices=1 + len(drafts) if num_known == request.num_to_compute else 0,
             is_prefilling=request.is_prefilling,
             new_block_ids=new_block_ids,
         )
@@ -169,6 +186,7 @@ class Scheduler:
     def _give_up_row(self, request: Request, last_step: int) -> None:
         self._rows.release(request, last_step=last_step)
         if request.row is not None:
+            self.running.remove(request)
             self._free_rows.append(request.row)
             self._cleared_rows.append(request.row)
             request.row = None

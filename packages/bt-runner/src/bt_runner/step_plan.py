@@ -16,8 +16,9 @@ class Scheduled:
         request: The request.
         row: Its line in the tables.
         start: Position of the first token computed.
-        token_ids: What is computed: known tokens, then drafts.
-        num_drafts: How many of them are drafts.
+        num_known: Tokens of the request that are computed; the last of them may still be
+            on its way when the step is planned.
+        drafts: Guesses that are computed after them.
         num_choices: Last positions whose logits are wanted: none in the midst of a prompt.
         is_prefilling: Whether the request has no state yet, or lacks known tokens.
         new_block_ids: What its row gains, group by group.
@@ -26,21 +27,26 @@ class Scheduled:
     request: Request
     row: int
     start: int
-    token_ids: list[int]
-    num_drafts: int
+    num_known: int
+    drafts: list[int]
     num_choices: int
     is_prefilling: bool
     new_block_ids: list[list[int]]
 
     @property
-    def seq_len(self) -> int:
-        """Tokens of the request after the step, drafts included."""
-        return self.start + len(self.token_ids)
+    def num_tokens(self) -> int:
+        """Tokens computed, drafts included."""
+        return self.num_known + len(self.drafts)
 
     @property
-    def drafts(self) -> list[int]:
-        """The drafts among the tokens."""
-        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+    def seq_len(self) -> int:
+        """Tokens of the request after the step, drafts included."""
+        return self.start + self.num_tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What is computed, once all of it is known: the request's own tokens, then drafts."""
+        return self.request.tokens[self.start : self.start + self.num_known] + self.drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ def _run_on(
     seconds = time.perf_counter() - started
     console.print(requests_table(requests, [prompt.name for prompt in prompts]))
     console.print()
-    print_summary(console, engine, requests, seconds)
+    print_summary(console, engine, requests, seconds, on_host=device.type == "cpu")
     if not checks:
         return True
     verdicts = _check(DenseModel(config, weights), requests, recorder, console)

@@ -54,9 +54,14 @@ def _table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def print_summary(
-    console: Console, engine: Engine, requests: Sequence[Request], seconds: float
+    console: Console,
+    engine: Engine,
+    requests: Sequence[Request],
+    seconds: float,
+    *,
+    on_host: bool,
 ) -> None:
-    """Print what the run took."""
+    """Print what the run took; ``on_host`` says that the host is the device, too."""
     prompt = sum(request.prompt_len for request in requests)
     new = sum(len(request.output) for request in requests)
     peaks = ", ".join(
@@ -67,6 +72,13 @@ def print_summary(
     console.print(
         f"requests {len(requests)}  tokens {prompt:,} read, {new:,} written  "
         f"steps {engine.num_steps} in {seconds:.1f} s  preemptions {preemptions}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"speed: {new / seconds:,.0f} tokens written per second; "
+        f"host: {1000 * engine.host_seconds / engine.num_steps:.2f} ms per step"
+        f"{', the model included' if on_host else ''}",
         highlight=False,
         soft_wrap=True,
     )

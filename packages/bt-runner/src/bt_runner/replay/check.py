@@ -55,7 +55,7 @@ class StepCheck:
             for index, part in enumerate(scheduled):
                 row = layout.expand(part.request.block_ids[group])
                 self._check_row(group, part.request.request_id, columns[index], row)
-                start, end = end, end + len(part.token_ids)
+                start, end = end, end + part.num_tokens
                 self._check_slots(group, part, slots[start:end], row)
             self._check_padding(group, columns[len(scheduled) :], NULL_BLOCK)
             self._check_padding(group, slots[end : batch.num_tokens], PAD_SLOT)

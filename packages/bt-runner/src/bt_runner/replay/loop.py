@@ -96,7 +96,7 @@ class Replay:
         began = time.perf_counter()
         while True:
             self._admit(arrivals, on_refused)
-            if not (self._scheduler.waiting or self._scheduler.running):
+            if not self._scheduler.requests:
                 if arrivals.is_over:
                     break
                 arrivals.pass_idle()
@@ -143,7 +143,7 @@ class Replay:
             self._check.check_books(self._scheduler.running)
             summary.num_checked_steps += 1
         summary.note_blocks(self.rows.pools)
-        summary.num_tokens += sum(len(part.token_ids) for part in plan.scheduled)
+        summary.num_tokens += sum(part.num_tokens for part in plan.scheduled)
         summary.num_preemptions += plan.num_preempted
         for request, num_taken in self._outcomes.settle(plan, summary.num_steps):
             summary.num_output_tokens += num_taken

@@ -52,10 +52,10 @@ class Outcomes:
 
     def _accepted(self, plan: StepPlan) -> list[int]:
         """Draw how many leading drafts of each request are right."""
-        most = max((part.num_drafts for part in plan.scheduled), default=0)
+        most = max((len(part.drafts) for part in plan.scheduled), default=0)
         right = self._draw.random((len(plan.scheduled), most)) < self._acceptance
         drawn: list[int] = right.cumprod(axis=1).sum(axis=1).tolist()
-        return [min(n, part.num_drafts) for n, part in zip(drawn, plan.scheduled, strict=True)]
+        return [min(n, len(part.drafts)) for n, part in zip(drawn, plan.scheduled, strict=True)]
 
     def _settle(self, part: Scheduled, num_accepted: int, step: int) -> int:
         request = part.request
@@ -69,7 +69,7 @@ class Outcomes:
             self._rows.forget(request)
             return len(taken)
         request.num_accepted = 1 + num_accepted
-        num_computed = part.seq_len - (part.num_drafts - num_accepted)
+        num_computed = part.seq_len - (len(part.drafts) - num_accepted)
         self._scheduler.advance(request, num_computed, step)
         request.drafts = [0] * self._rows.layouts[0].limits.num_speculative_tokens
         return len(taken)

@@ -49,8 +49,8 @@ class Counts:
     def note_step(self, plan: StepPlan, batch: BatchArrays, num_ranks: int) -> None:
         """Count a step that was checked."""
         self.num_steps += 1
-        self.num_tokens += sum(len(part.token_ids) for part in plan.scheduled)
-        self.num_drafts += sum(part.num_drafts for part in plan.scheduled)
+        self.num_tokens += sum(part.num_tokens for part in plan.scheduled)
+        self.num_drafts += sum(len(part.drafts) for part in plan.scheduled)
         self.num_preemptions += plan.num_preempted
         self.num_padded_steps += batch.num_reqs > len(plan.scheduled)
         self.num_checks += num_ranks * _CLASSES

@@ -87,7 +87,7 @@ class SoakLoop:
             BlockTableError: As for ``run``.
             RunnerError: As for ``run``, or a pool lacks a block.
         """
-        while self._scheduler.waiting or self._scheduler.running:
+        while self._scheduler.requests:
             self._step()
         self._rows.complete(self.num_steps)
         for pool, name in zip(self._rows.pools, self.scenario.names, strict=True):
