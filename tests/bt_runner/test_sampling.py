@@ -39,13 +39,18 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
 
 
 def test_draws_follow_the_softmax() -> None:
-    """Logits 0 and log 3 are drawn one to three; at half the temperature one to nine."""
-    logits = torch.stack((torch.zeros(4000), torch.full((4000,), 3.0).log()), dim=1)
+    """Logits 0, log 3 and log 6 are drawn 1:3:6, at half the temperature 1:9:36.
+
+    Three of them: the noise of two is the same whichever sign it has.
+    """
+    logits = torch.tensor([1.0, 3.0, 6.0]).log().expand(4000, -1)
     positions = list(range(4000))
-    for temperature, share in ((1.0, 3 / 4), (0.5, 9 / 10)):
+    for temperature, weights in ((1.0, (1, 3, 6)), (0.5, (1, 9, 36))):
         params = [SamplingParams(temperature=temperature, seed=1)] * 4000
         drawn = _choose(logits, params, positions)
-        assert sum(drawn) / 4000 == pytest.approx(share, abs=0.03)
+        for token, weight in enumerate(weights):
+            share = weight / sum(weights)
+            assert drawn.count(token) / 4000 == pytest.approx(share, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,10 @@ class DecodeLoop:
         with self.clock.running():
             self._propose_drafts()
             try:
-                # who ended or was aborted since the step was staged has no row any more
+                # who has ended, was aborted or starts over has given up the row it was staged in
                 scheduled = [part for part in self._staged if part.request.row == part.row]
                 return self._run(scheduled or self._stage_next())
             except BaseException:
-                self._staged = []
                 self._scheduler.start_over(self.num_steps)
                 self._runner.forget_tables()
                 raise
