@@ -63,9 +63,10 @@ class Bench:
             self.plans,
             step.block_tables,
             step.slot_mappings,
-            (step.seq_lens, step.query_start_loc),
-            step.num_blocks_of_row,
-            step.ref_counts if with_refs else None,
+            seq_lens=step.seq_lens,
+            query_start_loc=step.query_start_loc,
+            num_blocks_of_row=step.num_blocks_of_row,
+            ref_counts=step.ref_counts if with_refs else None,
         )
         checked, findings = self.geometry.check(arguments)
         assert not findings
@@ -158,6 +159,7 @@ def test_the_size_of_a_tile_does_not_matter(
         assert_same_verdict(bench, step, with_refs=True, seed=0)
 
 
+@pytest.mark.fast
 def test_launches_do_not_see_each_others_claims() -> None:
     layouts = sharing_layouts()
     bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)
@@ -165,6 +167,7 @@ def test_launches_do_not_see_each_others_claims() -> None:
         assert not bench.kernel.detect(bench.read(engine.step(), with_refs=True)).any()
 
 
+@pytest.mark.fast
 def test_a_checked_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any number of groups."""
     layouts = hybrid_layouts()
@@ -178,6 +181,7 @@ def test_a_checked_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counter.launches == 3
 
 
+@pytest.mark.fast
 def test_a_kernel_that_runs_out_of_launch_numbers_starts_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,6 +192,7 @@ def test_a_kernel_that_runs_out_of_launch_numbers_starts_anew(
         assert not bench.kernel.detect(bench.read(engine.step(), with_refs=True)).any()
 
 
+@pytest.mark.fast
 def test_past_a_row_the_kernel_reads_as_far_as_the_row_once_reached() -> None:
     """What was null at the last launch, and lies well past every id there, is not read again."""
     layouts = hybrid_layouts()
@@ -207,6 +212,7 @@ def test_past_a_row_the_kernel_reads_as_far_as_the_row_once_reached() -> None:
     assert seen.nonzero().tolist() == [[0, 1]]
 
 
+@pytest.mark.fast
 def test_the_detector_names_the_fault_or_says_that_it_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,8 +14,6 @@ from bt_width import (
     BlockTableLayout,
     InvalidEditError,
     InvalidSpecError,
-    MambaSpec,
-    UniformSpec,
     WidthMismatchError,
 )
 
@@ -47,13 +45,15 @@ def kv_cache_shape(
     _require("layout", layout, BlockTableLayout)
     _require("state_shape", state_shape, Sequence)
     if any(type(size) is not int or size < 1 for size in state_shape):
-        raise InvalidSpecError(f"state_shape must hold positive ints, not {state_shape!r}")
+        raise InvalidSpecError(
+            f"state_shape must hold positive ints, not {state_shape!r}", state_shape=state_shape
+        )
     if type(num_blocks) is not int or num_blocks < 1:
         raise InvalidSpecError(
             f"num_blocks must be an int of at least 1, not {num_blocks!r}", num_blocks=num_blocks
         )
     tokens_per_state = layout.tokens_per_state(member)
-    if _is_recurrent(layout):
+    if layout.kind == "mamba":
         return (num_blocks, *state_shape)
     kernel_blocks = num_blocks * layout.kernel_blocks_per_block
     return (kernel_blocks, layout.kernel_block_size // tokens_per_state, *state_shape)
@@ -78,7 +78,7 @@ def kernel_block_view(
     _require("layout", layout, BlockTableLayout)
     _require("cache", cache, torch.Tensor)
     states = layout.block_size // layout.tokens_per_state(member)
-    if _is_recurrent(layout):
+    if layout.kind == "mamba":
         return cache
     if cache.dim() < 2 or cache.shape[1] != states:
         raise WidthMismatchError(
@@ -124,7 +124,9 @@ def state_slots(
         if tensor.dtype != torch.int64 or tensor.shape != (len(slot_mapping),):
             raise WidthMismatchError(
                 f"slots and positions must be int64 vectors of one length, not {tensor.dtype} of "
-                f"shape {tuple(tensor.shape)}"
+                f"shape {tuple(tensor.shape)}",
+                dtype=str(tensor.dtype),
+                shape=tuple(tensor.shape),
             )
     writes = (slot_mapping != PAD_SLOT) & ((positions + 1) % tokens_per_state == 0)
     return torch.where(writes, slot_mapping // tokens_per_state, PAD_SLOT)
@@ -151,7 +153,10 @@ def write_states(cache: torch.Tensor, slots: torch.Tensor, states: torch.Tensor)
     if states.shape != (*slots.shape, *cache.shape[2:]) or slots.dim() != 1 or cache.dim() < 2:
         raise WidthMismatchError(
             f"states {tuple(states.shape)} do not fit slots {tuple(slots.shape)} and a cache "
-            f"of {tuple(cache.shape)}"
+            f"of {tuple(cache.shape)}",
+            states_shape=tuple(states.shape),
+            slots_shape=tuple(slots.shape),
+            cache_shape=tuple(cache.shape),
         )
     written = slots[slots != PAD_SLOT]
     states_per_block = cache.shape[1]
@@ -172,9 +177,3 @@ def _require(name: str, value: object, kind: type) -> None:
             f"{name} must be a {kind.__name__}, not {value!r} ({type(value).__name__})",
             argument=name,
         )
-
-
-def _is_recurrent(layout: BlockTableLayout) -> bool:
-    spec = layout.spec
-    layer = spec.members[0][1] if isinstance(spec, UniformSpec) else spec
-    return isinstance(layer, MambaSpec)

@@ -55,13 +55,13 @@ class CsrGatherer:
             WidthMismatchError: ``seq_lens`` is no vector of ints, or too short.
         """
         lengths = _read_lengths(seq_lens, len(table), layout)
-        block = layout.kernel_block_size
-        num_blocks = -(-lengths // block)
-        last_block_len = lengths - np.maximum(num_blocks - 1, 0) * block
+        size = layout.kernel_block_size
+        num_columns = -(-lengths // size)
+        last_block_len = lengths - np.maximum(num_columns - 1, 0) * size
         if tokens:
             num_elements, last_block_len = lengths, np.minimum(lengths, 1)
         else:
-            num_elements = num_blocks
+            num_elements = num_columns
         indptr = np.concatenate((np.zeros(1, np.int64), num_elements.cumsum()))
         if indptr[-1] >= 2**31:
             raise RowOverflowError(
@@ -73,7 +73,7 @@ class CsrGatherer:
         dtype = torch.int64 if tokens else torch.int32
         indices = torch.empty(int(indptr[-1]), dtype=dtype, device=self._executor.device)
         if indices.numel():
-            self._launch(table, starts, indices, block if tokens else 0)
+            self._launch(table, starts, indices, size if tokens else 0)
         return CsrTable(starts, indices, last)
 
     def _send(self, values: IntArray) -> torch.Tensor:
@@ -103,7 +103,9 @@ def _read_lengths(seq_lens: HostArray, num_reqs: int, layout: BlockTableLayout) 
     capacity = layout.width * layout.kernel_block_size
     bad = lengths[(lengths < 0) | (lengths > capacity)]
     if bad.size and bad[0] < 0:
-        raise InvalidEditError(f"a sequence of {bad[0]} tokens", seq_len=int(bad[0]))
+        raise InvalidEditError(
+            f"seq_lens must hold counts of tokens, not {bad[0]}", seq_len=int(bad[0])
+        )
     if bad.size:
         raise RowOverflowError(
             f"{bad[0]} tokens are more than the {capacity} of a row: {layout.explain()}",

@@ -144,7 +144,9 @@ def executor_for(device: str | torch.device | Executor) -> Executor:
     """Return what carries out steps on ``device``; an executor stands for itself."""
     if not isinstance(device, (str, torch.device)):
         if not hasattr(device, "step_launch"):
-            raise InvalidSpecError(f"device must be a device or its name, not {device!r}")
+            raise InvalidSpecError(
+                f"device must be a device or its name, not {device!r}", device=device
+            )
         return device
     try:
         wanted = torch.device(device)

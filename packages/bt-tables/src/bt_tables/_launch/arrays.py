@@ -107,7 +107,9 @@ def flatten_ids(block_ids: Sequence[Sequence[int]], num_groups: int) -> tuple[In
         ids = np.array(list(chain.from_iterable(block_ids)))
     except (TypeError, ValueError) as error:
         raise InvalidEditError(
-            f"block_ids must be one sequence of ints a group, not {block_ids!r}"
+            f"block_ids must be one sequence of ints a group, not {block_ids!r}",
+            argument="block_ids",
+            value=block_ids,
         ) from error
     if len(counts) != num_groups:
         raise InvalidEditError(

@@ -120,6 +120,7 @@ class StepEngine:
 
         token_tiles = -(-slots_end // TOKEN_TILE)
         chunks = self._chunks(num_entries, entries.longest)
+        # in the order of Header, which is not made here: a step pays for every object
         HEADER_STRUCT.pack_into(
             packet.buffer,
             0,

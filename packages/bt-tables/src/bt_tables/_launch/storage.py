@@ -31,7 +31,7 @@ class Storage:
         num_rows: Rows of every table (R), also the batch rows.
         num_slots: Slots of every group, the most tokens of a step.
         facts: What a launch knows of each group.
-        groups: The facts on the device, [G, 16] int64.
+        groups: The facts on the device, [G, GROUP_FACTS] int64.
         rows: All groups' rows, flat int32.
         batch: All groups' batch rows, flat int32; ``rows`` itself where rows lie in
             batch order.
@@ -118,7 +118,9 @@ class Storage:
 
 def _checked(layouts: Sequence[BlockTableLayout]) -> tuple[BlockTableLayout, ...]:
     if not isinstance(layouts, Sequence):
-        raise InvalidSpecError(f"layouts must be a sequence of plans, not {layouts!r}")
+        raise InvalidSpecError(
+            f"layouts must be a sequence of plans, not {layouts!r}", value=layouts
+        )
     for group, layout in enumerate(layouts):
         if not isinstance(layout, BlockTableLayout):
             raise InvalidSpecError(

@@ -1,4 +1,7 @@
-"""The columns of a step: what a row holds after the launch, and who writes it where."""
+"""The columns of a step: what a row holds after the launch, and who writes it where.
+
+Dimensions: R rows, W columns, G groups.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from . import places as at
 
 @jit()
 def write_columns(
-    item: tl.tensor,
-    packet_ptr: tl.tensor,
-    groups_ptr: tl.tensor,
-    rows_ptr: tl.tensor,
-    batch_ptr: tl.tensor,
+    item: tl.tensor,  # the share's number: groups first, then chunks, then entries
+    packet_ptr: tl.tensor,  # int32, see wire.py
+    groups_ptr: tl.tensor,  # [G, GROUP_FACTS] int64
+    rows_ptr: tl.tensor,  # flat, of each group [R, W] int32
+    batch_ptr: tl.tensor,  # likewise
     TILE: tl.constexpr,
 ) -> None:
     """Write a share of one record's columns in one group."""
@@ -64,17 +67,17 @@ def write_columns(
 
 @jit()
 def ids_after(
-    column: tl.tensor,
-    row_ptr: tl.tensor,
+    column: tl.tensor,  # [tile]
+    row_ptr: tl.tensor,  # the row of each, or of all
     packet_ptr: tl.tensor,
     split: tl.tensor,
-    base: tl.tensor,
+    base: tl.tensor,  # of each or of all, as are the next three; see RecordField
     keep: tl.tensor,
     blocks: tl.tensor,
     nulled: tl.tensor,
-    mask: tl.tensor,
+    mask: tl.tensor,  # [tile], where anything is asked
 ) -> tl.tensor:
-    """Return what a row holds in its columns after the launch."""
+    """Return what rows hold in columns after the launch; the null block outside ``mask``."""
     block = column // split
     is_live = mask & (block >= nulled)
     is_fresh = is_live & (block >= keep) & (block < blocks)

@@ -43,18 +43,17 @@ def step_launcher(storage: Storage) -> StepLaunch:
     return launch
 
 
-_ANYWHERE = (
-    "packet_ptr",
-    "groups_ptr",
-    "rows_ptr",
-    "batch_ptr",
-    "slots_ptr",
-    "query_start_ptr",
-    "positions_ptr",
+@jit(
+    any_value=(
+        "packet_ptr",
+        "groups_ptr",
+        "rows_ptr",
+        "batch_ptr",
+        "slots_ptr",
+        "query_start_ptr",
+        "positions_ptr",
+    )
 )
-
-
-@jit(any_value=_ANYWHERE)
 def fused_step_kernel(
     packet_ptr: tl.tensor,  # int32, see wire.py
     groups_ptr: tl.tensor,  # [G, GROUP_FACTS] int64

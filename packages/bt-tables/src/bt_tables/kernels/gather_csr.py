@@ -37,19 +37,18 @@ def gather_csr(
     )
 
 
-_ANY_VALUE = (
-    "table_ptr",
-    "table_row_stride",
-    "indptr_ptr",
-    "indices_ptr",
-    "num_requests",
-    "num_indices",
-    "search_steps",
-    "tokens_per_column",
+@jit(
+    any_value=(
+        "table_ptr",
+        "table_row_stride",
+        "indptr_ptr",
+        "indices_ptr",
+        "num_requests",
+        "num_indices",
+        "search_steps",
+        "tokens_per_column",
+    )
 )
-
-
-@jit(any_value=_ANY_VALUE)
 def gather_csr_kernel(
     table_ptr: tl.tensor,  # [N, W] int32
     table_row_stride: tl.tensor,
@@ -79,5 +78,5 @@ def gather_csr_kernel(
     row_ptr = table_ptr + low.to(tl.int64) * table_row_stride
     ids = tl.load(row_ptr + in_request // per_column, mask=mask, other=at.NULL).to(tl.int64)
     slots = tl.where(ids == at.NULL, at.PAD, ids * per_column + in_request % per_column)
-    values = tl.where(low + tokens_per_column > low, slots, ids)
+    values = tl.where(tokens_per_column > 0, slots, ids)
     tl.store(indices_ptr + place, values, mask=mask)

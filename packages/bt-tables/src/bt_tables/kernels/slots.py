@@ -1,4 +1,7 @@
-"""The slots of a step: a tile of tokens, each mapped to its place in the cache."""
+"""The slots of a step: a tile of tokens, each mapped to its place in the cache.
+
+Dimensions: R rows, N requests, T tokens, W columns, G groups.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,20 @@ from .columns import ids_after
 
 @jit()
 def map_slots(
-    program: tl.tensor,
-    packet_ptr: tl.tensor,
-    groups_ptr: tl.tensor,
-    rows_ptr: tl.tensor,
-    slots_ptr: tl.tensor,
-    query_start_ptr: tl.tensor,
-    positions_ptr: tl.tensor,
+    item: tl.tensor,  # the tile's number: groups first, then tiles
+    packet_ptr: tl.tensor,  # int32, see wire.py
+    groups_ptr: tl.tensor,  # [G, GROUP_FACTS] int64
+    rows_ptr: tl.tensor,  # flat, of each group [R, W] int32
+    slots_ptr: tl.tensor,  # flat, of each group [T] int64
+    query_start_ptr: tl.tensor,  # [N + 1] int32, from QUERY_START_AT on
+    positions_ptr: tl.tensor,  # [T] int64, from POSITIONS_AT on
     SEARCH_STEPS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """Map one tile of tokens to their slots in one group."""
     num_groups = tl.load(packet_ptr + at.NUM_GROUPS)
-    group = program % num_groups
-    token = program // num_groups * TILE + tl.arange(0, TILE)
+    group = item % num_groups
+    token = item // num_groups * TILE + tl.arange(0, TILE)
     row = _row_of_token(token, packet_ptr, query_start_ptr, SEARCH_STEPS)
     is_real = row >= 0
     positions_ptr += tl.load(packet_ptr + at.POSITIONS_AT)

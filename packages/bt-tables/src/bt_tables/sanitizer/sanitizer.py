@@ -108,9 +108,14 @@ class BlockTableSanitizer:
             BlockTableError: The arguments do not describe a step.
         """
         number = self._steps
-        lengths = (seq_lens, query_start_loc)
         arguments = read_arguments(
-            self._plans, block_tables, slot_mappings, lengths, num_blocks_of_row, ref_counts
+            self._plans,
+            block_tables,
+            slot_mappings,
+            seq_lens=seq_lens,
+            query_start_loc=query_start_loc,
+            num_blocks_of_row=num_blocks_of_row,
+            ref_counts=ref_counts,
         )
         self._steps += 1
         if number % self._every:

@@ -85,11 +85,13 @@ def read_arguments(
     plans: Sequence[GroupPlan],
     block_tables: Sequence[torch.Tensor],
     slot_mappings: torch.Tensor | Sequence[torch.Tensor],
-    lengths: tuple[torch.Tensor, torch.Tensor],
+    *,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
     num_blocks_of_row: torch.Tensor,
     ref_counts: Sequence[torch.Tensor] | None,
 ) -> StepArguments:
-    """Refuse what is no description of a step; ``lengths`` are seq_lens and query_start_loc.
+    """Refuse what is no description of a step; the arguments are those of a check.
 
     Raises:
         InvalidSpecError: An argument is no tensor, or no sequence of them.
@@ -110,7 +112,6 @@ def read_arguments(
             shape=tuple(num_blocks_of_row.shape),
             num_groups=len(plans),
         )
-    seq_lens, query_start_loc = lengths
     for name, tensor, size in (
         ("seq_lens", seq_lens, num_reqs),
         ("query_start_loc", query_start_loc, num_reqs + 1),

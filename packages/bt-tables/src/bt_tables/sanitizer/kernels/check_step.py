@@ -23,8 +23,6 @@ COLUMN_CHECKS = tl.constexpr(1)
 OWNER_CHECKS = tl.constexpr(2)
 SLOT_CHECKS = tl.constexpr(3)
 NUM_CHECKS = tl.constexpr(4)
-MAX_LAUNCHES = 2**22
-"""Launches after which a scratch's words run out of numbers for them."""
 
 _COLUMN_TILE = 512
 _TOKEN_TILE = 128

@@ -12,7 +12,8 @@ from ..detector import Marks
 from ..plans import GroupPlan
 from ..reference import find_faults
 from ..step import CheckedStep
-from .check_step import MAX_LAUNCHES, Scratch, launch_check
+from .check_step import Scratch, launch_check
+from .owner_check import MAX_LAUNCHES
 from .plan_line import PlanLine
 
 

@@ -1,4 +1,4 @@
-"""One row of one group: its numbers, its columns, and the blocks that it shares with others.
+"""One row of one group: its numbers, its columns, and a claim on each of its blocks.
 
 R rows, N requests, W columns, B blocks of all pools.
 """
@@ -6,8 +6,8 @@ R rows, N requests, W columns, B blocks of all pools.
 from __future__ import annotations
 
 from ...triton_support import jit, tl
+from .owner_check import claim_blocks
 from .plan_line import (
-    CLAIMS_AT,
     COLUMNS_OF_LINE,
     INTERLEAVE,
     KEEPS_STATE,
@@ -16,7 +16,6 @@ from .plan_line import (
     NULL,
     NUM_BLOCKS,
     RANK,
-    REFS,
     SHARDS,
     SPLIT,
     STATES,
@@ -27,11 +26,6 @@ from .plan_line import (
     VISIBLE_TOKENS,
     WIDTH,
 )
-
-# a word of claims: the launch, the claims of writers, all claims
-LAUNCH_SHIFT = tl.constexpr(40)
-WRITERS_SHIFT = tl.constexpr(20)
-CLAIMS_MASK = tl.constexpr((1 << 20) - 1)
 
 
 @jit()
@@ -129,7 +123,7 @@ def _scan(
         bad_columns = tl.maximum(bad_columns, tl.max(bad.to(tl.int32), 0))
         is_written = (column + split > write_from) & (column < written_to)
         is_head = is_live & (column % split == 0)
-        bad = _claim(plan_ptr, claims_ptr, ids, is_head, is_written, launch, HAS_REFS)
+        bad = claim_blocks(plan_ptr, claims_ptr, ids, is_head, is_written, launch, HAS_REFS)
         bad_owners = tl.maximum(bad_owners, tl.max(bad.to(tl.int32), 0))
         first_column += COLUMN_TILE
     return bad_columns, bad_owners
@@ -181,35 +175,3 @@ def _bad_columns(
     bad_live = (ids != NULL) & (~is_id | (ids != whole))
     bad_live |= (ids == NULL) & (is_touched | (whole != NULL))
     return tl.where(is_live, bad_live, ids != NULL)
-
-
-@jit()
-def _claim(
-    plan_ptr: tl.tensor,
-    claims_ptr: tl.tensor,  # [B] int64
-    ids: tl.tensor,
-    is_head: tl.tensor,
-    is_written: tl.tensor,
-    launch: tl.tensor,
-    HAS_REFS: tl.constexpr,
-) -> tl.tensor:
-    """Count the row among a block's holders; return where it must not be one.
-
-    The last of a block's claims sees all others, so a conflict is seen in any order.
-    """
-    block = ids // tl.load(plan_ptr + SPLIT)
-    is_claim = is_head & (block > 0) & (block < tl.load(plan_ptr + NUM_BLOCKS))
-    block = tl.where(is_claim, block, 0)
-    word = claims_ptr + tl.load(plan_ptr + CLAIMS_AT) + block
-    fresh = (block * 0) + (launch << LAUNCH_SHIFT)
-    tl.atomic_max(word, fresh, mask=is_claim)
-    one = 1 + (is_written.to(tl.int64) << WRITERS_SHIFT)
-    earlier = tl.atomic_add(word, one, mask=is_claim) - fresh
-    claims = earlier & CLAIMS_MASK
-    if HAS_REFS:
-        refs = tl.load(plan_ptr + REFS).to(tl.pointer_type(tl.int32))
-        holders = tl.load(refs + block, mask=is_claim, other=0)
-        bad = (holders <= 0) | (claims >= holders) | (is_written & (holders > 1))
-    else:
-        bad = (claims > 0) & (is_written | (earlier >> WRITERS_SHIFT > 0))
-    return is_claim & bad
