@@ -89,8 +89,10 @@ class Workplace:
     def _settings(self) -> str:
         paths = sorted((self.folder / "packages").glob("*/src"))
         environment = f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={':'.join(map(str, paths))}"
-        options = "-x -q -m fast -p no:cacheprovider -p no:randomly --hypothesis-seed=0"
-        command = f"env {environment} {sys.executable} -m pytest {options} tests/{self.package}"
+        options = "-x -q -m fast -p no:cacheprovider -p no:randomly"
+        options += " -p tests.support.no_shrinking --hypothesis-seed=0"
+        tests = " ".join(map(str, self._tests()))
+        command = f"env {environment} {sys.executable} -m pytest {options} {tests}"
         return "\n".join(
             [
                 "[cosmic-ray]",
@@ -102,6 +104,18 @@ class Workplace:
                 'name = "local"',
             ]
         )
+
+    def _tests(self) -> list[Path]:
+        """The package's tests, those first that are named after the module or its folder."""
+        folder = ROOT / "tests" / self.package
+        names = Path(self.module).with_suffix("").parts
+        tests = {path for path in folder.iterdir() if path.is_dir() or path.match("test_*.py")}
+        tests -= {path for path in tests if path.is_dir() and not list(path.glob("test_*.py"))}
+        order = sorted(
+            tests,
+            key=lambda path: (path.stem.removeprefix("test_") not in names, path.is_dir(), path),
+        )
+        return [path.relative_to(ROOT) for path in order]
 
     def _cosmic_ray(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "cosmic_ray.cli", *arguments]
@@ -115,10 +129,10 @@ class Mutant(NamedTuple):
     job_id: str
 
 
-def real_mutants(workplace: Workplace) -> Iterator[Mutant]:
+def real_mutants(workplace: Workplace, *, host_only: bool) -> Iterator[Mutant]:
     """Changes that are changes: no annotation, which is never evaluated, and no bare ``*``."""
     tree = ast.parse((ROOT / workplace.source).read_text(encoding="utf-8"))
-    annotations = list(_annotations(tree))
+    excluded = [*_annotations(tree), *(_kernels(tree) if host_only else ())]
     operators = [
         ((node.left.end_lineno or 0, node.left.end_col_offset or 0), _start(node.right))
         for node in ast.walk(tree)
@@ -128,7 +142,7 @@ def real_mutants(workplace: Workplace) -> Iterator[Mutant]:
         for job_id, operator, row, column in session.execute(MUTANTS):
             at = (row, column)
             is_operator = "BinaryOperator" not in operator or _is_in(at, operators)
-            if is_operator and not _is_in(at, annotations):
+            if is_operator and not _is_in(at, excluded):
                 yield Mutant(workplace.session, job_id)
 
 
@@ -138,6 +152,16 @@ def _annotations(tree: ast.Module) -> Iterator[Span]:
             found = getattr(node, name, None)
             if isinstance(found, ast.expr):
                 yield _start(found), (found.end_lineno or 0, found.end_col_offset or 0)
+
+
+def _kernels(tree: ast.Module) -> Iterator[Span]:
+    """What runs on the device: functions under ``@jit``."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        calls = [getattr(decorator, "func", decorator) for decorator in node.decorator_list]
+        if any(isinstance(call, ast.Name) and call.id == "jit" for call in calls):
+            yield _start(node.decorator_list[0]), (node.end_lineno or 0, node.end_col_offset or 0)
 
 
 def _start(node: ast.expr) -> Position:
@@ -178,10 +202,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", help="import name, such as bt_width")
     parser.add_argument("--exclude", nargs="*", default=[], help="files to leave alone")
+    parser.add_argument("--host-only", action="store_true", help="leave kernels alone")
     parser.add_argument("--sample", type=int, help="so many changes only, chosen by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="files at a time")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds of one test run")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds of one test run")
     args = parser.parse_args()
 
     source = ROOT / "packages" / args.package.replace("_", "-") / "src" / args.package
@@ -193,7 +218,11 @@ def main() -> None:
     ]
     for workplace in workplaces:
         workplace.prepare()
-    mutants = [mutant for workplace in workplaces for mutant in real_mutants(workplace)]
+    mutants = [
+        mutant
+        for workplace in workplaces
+        for mutant in real_mutants(workplace, host_only=args.host_only)
+    ]
     random.Random(args.seed).shuffle(mutants)
     skip_all_but(set(mutants[: args.sample]), workplaces)
     workplaces[0].require_passing_tests()

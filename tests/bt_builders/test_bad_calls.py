@@ -36,6 +36,8 @@ from bt_builders import (
 )
 from bt_width import AttentionSpec, BlockTableLayout, CacheSpec, MambaSpec, RingSpec
 
+pytestmark = pytest.mark.fast
+
 Make = Callable[[], object]
 
 LIMITS = serving_limits(100, num_speculative_tokens=1)

@@ -22,6 +22,8 @@ from bt_width import (
     WidthMismatchError,
 )
 
+pytestmark = pytest.mark.fast
+
 LIMITS = ServingLimits(max_model_len=512, max_num_reqs=2, max_num_batched_tokens=8)
 COMPRESSED = UniformSpec(
     members={

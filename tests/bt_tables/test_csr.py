@@ -24,6 +24,8 @@ from bt_width import (
     WidthMismatchError,
 )
 
+pytestmark = pytest.mark.fast
+
 ExecutorClass = Callable[[], Executor]
 LIMITS = ServingLimits(max_model_len=256, max_num_reqs=4, max_num_batched_tokens=8)
 

@@ -12,6 +12,8 @@ from bt_tables import MultiGroupBlockTable, StagedBlockTables
 from bt_tables.devices import CpuExecutor, CudaExecutor
 from bt_width import AttentionSpec, InvalidSpecError, ServingLimits
 
+pytestmark = pytest.mark.fast
+
 LAYOUTS = plan_groups(
     ServingLimits(max_model_len=64, max_num_reqs=2, max_num_batched_tokens=4),
     AttentionSpec(block_size=16),

@@ -13,6 +13,8 @@ from tests.support.tables import batch_of, columns, plan_groups
 from bt_tables import MultiGroupBlockTable, StagedBlockTables
 from bt_width import AttentionSpec, ServingLimits
 
+pytestmark = pytest.mark.fast
+
 LIMITS = ServingLimits(max_model_len=8192, max_num_reqs=3, max_num_batched_tokens=8)
 SPEC = AttentionSpec(block_size=16)
 

@@ -21,6 +21,8 @@ from bt_width import (
     ServingLimits,
 )
 
+pytestmark = pytest.mark.fast
+
 ExecutorClass = Callable[[], Executor]
 LIMITS = ServingLimits(max_model_len=256, max_num_reqs=4, max_num_batched_tokens=32)
 SPEC = AttentionSpec(block_size=16)

@@ -302,20 +302,24 @@ def _run(machine: type[RuleBasedStateMachine], examples: int, steps: int) -> Non
     )
 
 
+@pytest.mark.fast
 def test_staged_rows_equal_the_oracle_after_any_operations() -> None:
     """Through the twin, which also proves each launch free of races."""
     _run(StagedMachine, examples=60, steps=40)
 
 
+@pytest.mark.fast
 def test_batch_order_rows_equal_the_oracle_after_any_operations() -> None:
     """Through the twin, which also proves each launch free of races."""
     _run(BatchOrderMachine, examples=60, steps=40)
 
 
+@pytest.mark.fast
 def test_interpreted_kernels_keep_staged_rows_in_any_order_of_programs() -> None:
     _run(InterpretedMachine, examples=3, steps=12)
 
 
+@pytest.mark.fast
 def test_interpreted_kernels_keep_batch_order_rows_in_any_order_of_programs() -> None:
     _run(InterpretedBatchOrderMachine, examples=3, steps=12)
 

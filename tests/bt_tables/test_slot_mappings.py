@@ -22,6 +22,8 @@ from bt_width import (
     ServingLimits,
 )
 
+pytestmark = pytest.mark.fast
+
 ExecutorClass = Callable[[], Executor]
 LIMITS = ServingLimits(max_model_len=8192, max_num_reqs=4, max_num_batched_tokens=300)
 

@@ -26,6 +26,8 @@ from bt_width import (
     WidthMismatchError,
 )
 
+pytestmark = pytest.mark.fast
+
 ExecutorClass = Callable[[], Executor]
 LIMITS = ServingLimits(max_model_len=512, max_num_reqs=6, max_num_batched_tokens=64)
 SPEC = AttentionSpec(block_size=16)

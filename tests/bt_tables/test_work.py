@@ -43,6 +43,7 @@ def cost_of(executor: CheckedExecutor, tables: StagedBlockTables, batch: StepBat
     return replace(executor.counts)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("width", [2048, 16_384])
 def test_a_step_is_one_copy_and_one_launch(width: int) -> None:
     tables, executor = tables_of_width(width)
@@ -64,6 +65,7 @@ def test_a_step_is_one_copy_and_one_launch(width: int) -> None:
     assert steady.programs == 2 * 3 + STEADY_ROWS * 3
 
 
+@pytest.mark.fast
 def test_the_width_changes_nothing_of_a_step() -> None:
     def costs(width: int) -> list[Counts]:
         tables, executor = tables_of_width(width)
@@ -90,6 +92,7 @@ def test_a_long_context_costs_no_more_than_a_short_one() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.fast
 def test_only_rows_that_moved_are_copied() -> None:
     tables, executor = tables_of_width(2048)
     stage(tables, REQUESTS, 16)
@@ -104,6 +107,7 @@ def test_only_rows_that_moved_are_copied() -> None:
     assert left.elements_written == 1 * 16 * 3
 
 
+@pytest.mark.fast
 def test_padding_costs_the_previous_step_and_not_the_buffer() -> None:
     tables, executor = tables_of_width(2048)
     stage(tables, REQUESTS, 1)
@@ -116,6 +120,7 @@ def test_padding_costs_the_previous_step_and_not_the_buffer() -> None:
     assert after_decode.programs == 1 * 3
 
 
+@pytest.mark.fast
 def test_edits_of_one_row_are_written_once() -> None:
     tables, executor = tables_of_width(2048)
     for _ in range(5):
@@ -128,6 +133,7 @@ def test_edits_of_one_row_are_written_once() -> None:
     assert executor.counts.launches == 1
 
 
+@pytest.mark.fast
 def test_a_commit_sends_the_dirty_span_of_each_row() -> None:
     limits = ServingLimits(max_model_len=64 * 2048, max_num_reqs=256, max_num_batched_tokens=256)
     executor = CheckedExecutor()

@@ -10,6 +10,8 @@ from tests.support.plans import serving_limits
 from bt_tables.sanitizer import FaultKind, Finding, draw_row
 from bt_width import AttentionSpec, BlockTableLayout, InvalidEditError, RowOverflowError
 
+pytestmark = pytest.mark.fast
+
 LAYOUT = BlockTableLayout.plan(AttentionSpec(block_size=32), serving_limits(256), 16)
 TABLE = torch.zeros(4, 16, dtype=torch.int32)
 TABLE[1, :6] = torch.tensor([14, 15, 6, 9, 10, 11])

@@ -100,6 +100,7 @@ TABLES = [
 ]
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("make_tables", TABLES)
 @pytest.mark.parametrize(("config", "plant"), CASES)
 def test_a_planted_fault_is_found_in_its_step(
@@ -135,6 +136,7 @@ def test_the_page_lists_every_planted_fault_with_what_is_found() -> None:
     assert listed == planted
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("make_tables", TABLES)
 @pytest.mark.parametrize("config", [HYBRID, SHARED, TWO_RANKS], ids=["hybrid", "shared", "ranks"])
 def test_a_loop_without_a_fault_has_no_finding(config: Config, make_tables: MakeTables) -> None:

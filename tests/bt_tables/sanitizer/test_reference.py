@@ -18,6 +18,8 @@ from tests.support.spoiled_steps import (
 from bt_tables.sanitizer import BlockTableSanitizer, FaultKind, SanitizerReport
 from bt_width import BlockTableLayout
 
+pytestmark = pytest.mark.fast
+
 WRONG_SLOTS = {
     FaultKind.MISSING_SLOT,
     FaultKind.FOREIGN_TOKEN,
@@ -60,7 +62,6 @@ def places(report: SanitizerReport) -> list[Place]:
     ]
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("with_refs", [True, False], ids=["counts", "no-counts"])
 @pytest.mark.parametrize(("layouts", "pools"), GROUPS)
 @pytest.mark.parametrize("seed", range(3))
