@@ -21,7 +21,7 @@ from bt_width import (
     select_kernel_block_size,
 )
 
-from ..batch.checks import as_tuple, require_positive
+from ..arguments import as_tuple, require_positive
 from .protocol import BuilderClass
 
 SpanUnit: TypeAlias = Literal["tokens", "states"]

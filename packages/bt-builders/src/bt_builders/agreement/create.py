@@ -10,7 +10,7 @@ import torch
 
 from bt_width import BlockTableLayout, InvalidSpecError
 
-from ..batch.checks import as_tuple, indexed_device, require_layout, require_ubatches
+from ..arguments import as_tuple, indexed_device, require_layout, require_positive
 from .protocol import (
     BuilderClass,
     CudagraphLevel,
@@ -33,6 +33,9 @@ class CudagraphSupport(NamedTuple):
 
 
 _LEVELS: tuple[CudagraphLevel, ...] = get_args(CudagraphLevel)
+
+MAX_UBATCHES = 64
+"""Micro-batches at once that no engine overlaps."""
 
 
 def create_metadata_builders(
@@ -64,6 +67,17 @@ def create_metadata_builders(
         tuple(_create(layout, builder_class, where) for builder_class in classes)
         for _ in range(num_ubatches)
     )
+
+
+def require_ubatches(num_ubatches: int) -> None:
+    """Refuse a number of micro-batches that no engine overlaps: each has builders of its own."""
+    require_positive("num_ubatches", num_ubatches)
+    if num_ubatches > MAX_UBATCHES:
+        raise InvalidSpecError(
+            f"num_ubatches must be at most {MAX_UBATCHES}, not {num_ubatches}",
+            num_ubatches=num_ubatches,
+            max_ubatches=MAX_UBATCHES,
+        )
 
 
 def _create(

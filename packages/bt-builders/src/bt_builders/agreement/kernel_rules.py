@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bt_width import MultipleOf
 
-from ..batch.checks import require_positive
+from ..arguments import require_positive
 from .backend import AttentionBackend, SpanUnit
 from .protocol import BuilderClass
 

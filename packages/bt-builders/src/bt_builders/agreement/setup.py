@@ -21,9 +21,14 @@ from bt_width import (
     select_kernel_block_size,
 )
 
-from ..batch.checks import as_tuple, indexed_device, require_ubatches
+from ..arguments import as_tuple, indexed_device
 from .backend import AttentionGroup, is_split, layers_of
-from .create import CudagraphSupport, create_metadata_builders, least_cudagraph_support
+from .create import (
+    CudagraphSupport,
+    create_metadata_builders,
+    least_cudagraph_support,
+    require_ubatches,
+)
 from .protocol import MetadataBuilder
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable
 
 import torch
 
-from bt_width import BlockTableLayout, InvalidSpecError, WidthMismatchError
-
-Item = TypeVar("Item")
-
-MAX_UBATCHES = 64
-"""Micro-batches at once that no engine overlaps."""
+from bt_width import WidthMismatchError
 
 
 def require_tensor(
@@ -73,58 +67,3 @@ def _refuse(
         planned=planned,
         found=found,
     )
-
-
-def indexed_device(device: torch.device | str) -> torch.device:
-    """Return ``device`` as its tensors name it: ``cuda`` becomes ``cuda:0``.
-
-    Raises:
-        InvalidSpecError: It is no device, or none that is there.
-    """
-    if not isinstance(device, str | torch.device):
-        raise InvalidSpecError(f"device must be a device or its name, not {device!r}", value=device)
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InvalidSpecError(
-            f"device {str(device)!r} cannot be used: {error}", device=str(device)
-        ) from error
-
-
-def require_layout(layout: object) -> None:
-    """Refuse anything but a layout."""
-    if not isinstance(layout, BlockTableLayout):
-        raise InvalidSpecError(f"layout must be a BlockTableLayout, not {layout!r}", value=layout)
-
-
-def require_positive(name: str, value: object) -> None:
-    """Refuse anything but an ``int`` above 0."""
-    if type(value) is not int or value < 1:
-        raise InvalidSpecError(f"{name} must be a positive int, not {value!r}", value=value)
-
-
-def require_ubatches(num_ubatches: int) -> None:
-    """Refuse a number of micro-batches that no engine overlaps: each has builders of its own."""
-    require_positive("num_ubatches", num_ubatches)
-    if num_ubatches > MAX_UBATCHES:
-        raise InvalidSpecError(
-            f"num_ubatches must be at most {MAX_UBATCHES}, not {num_ubatches}",
-            num_ubatches=num_ubatches,
-            max_ubatches=MAX_UBATCHES,
-        )
-
-
-def as_tuple(name: str, items: Iterable[Item], kind: type | None = None) -> tuple[Item, ...]:
-    """Return ``items`` as a tuple; refuse what is no collection, or holds another ``kind``."""
-    try:
-        found = tuple(items)
-    except TypeError:
-        raise InvalidSpecError(f"{name} must be a sequence, not {items!r}", value=items) from None
-    for item in found:
-        # True is an int to Python, and no place in a batch
-        is_slip = kind is int and isinstance(item, bool)
-        if kind is not None and (is_slip or not isinstance(item, kind)):
-            raise InvalidSpecError(
-                f"{name} must hold {kind.__name__} objects, not {item!r}", value=item
-            )
-    return found

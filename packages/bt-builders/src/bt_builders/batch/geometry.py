@@ -8,7 +8,7 @@ import torch
 
 from bt_width import BlockTableLayout, InvalidSpecError
 
-from .checks import require_layout
+from ..arguments import require_layout
 
 
 class RowGeometry(NamedTuple):

@@ -12,7 +12,8 @@ from bt_width import (
     WidthMismatchError,
 )
 
-from .checks import indexed_device, require_layout, require_tensor
+from ..arguments import indexed_device, require_layout
+from .checks import require_tensor
 from .common import CommonAttentionMetadata
 
 _HOST = torch.device("cpu")

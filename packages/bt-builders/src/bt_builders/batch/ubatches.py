@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bt_width import InvalidEditError
 
-from .checks import as_tuple
+from ..arguments import as_tuple
 from .common import CommonAttentionMetadata
 from .geometry import RowGeometry, localise
 from .guard import BatchGuard, require_common

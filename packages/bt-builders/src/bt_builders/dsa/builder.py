@@ -8,7 +8,7 @@ import torch
 
 from bt_width import BlockTableLayout, BlockTableWidth, InvalidSpecError, WidthMismatchError
 
-from ..batch.checks import require_layout
+from ..arguments import require_layout
 from ..batch.common import CommonAttentionMetadata
 from ..batch.geometry import RowGeometry
 from ..batch.guard import BatchGuard

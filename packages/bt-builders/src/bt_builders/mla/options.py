@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bt_width import InvalidSpecError
 
-from ..batch.checks import require_positive
+from ..arguments import require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
