@@ -8,8 +8,8 @@ from bt_tables.triton_support import jit, tl
 from bt_width import PAD_SLOT
 
 from ..batch.geometry import RowGeometry
-from .device import device_of
-from .places import state_slot
+from .launch import device_of
+from .tokens import state_slot
 
 _TILE = 256
 

@@ -9,8 +9,8 @@ from bt_width import NULL_BLOCK
 
 from ..batch.geometry import RowGeometry
 from ..operations import ExpandedRows, TokenLens
-from .device import device_of
-from .places import local_states, request_of_token, token_len
+from .launch import device_of, row_constants
+from .tokens import local_states, request_of_token, token_len
 
 _TILE = 512
 
@@ -43,10 +43,7 @@ def expand_rows(
             search_steps=num_reqs.bit_length(),
             NULL_BLOCK=NULL_BLOCK,
             STATES_PER_COLUMN=geometry.states_per_column,
-            TOKENS_PER_STATE=geometry.tokens_per_state,
-            SHARDS=geometry.shards,
-            RANK=geometry.rank,
-            INTERLEAVE=geometry.interleave,
+            **row_constants(geometry),
             TILE=_TILE,
         )
 

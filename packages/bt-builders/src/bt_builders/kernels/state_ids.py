@@ -6,8 +6,8 @@ from bt_tables.triton_support import jit, tl
 from bt_width import NULL_BLOCK
 
 from ..operations import StateBatch, StateGeometry, StateRows
-from .device import device_of
-from .places import pick_state, state_column
+from .launch import device_of, state_arguments, state_constants
+from .states import pick_state, state_column
 
 _TILE = 128
 
@@ -19,11 +19,7 @@ def state_ids(geometry: StateGeometry, batch: StateBatch, out: StateRows) -> Non
         return
     with device_of(out.state_ids):
         state_ids_kernel[(-(-num_reqs // _TILE),)](
-            block_table_ptr=batch.block_table,
-            block_table_row_stride=batch.block_table.stride(0),
-            num_computed_tokens_ptr=batch.num_computed_tokens,
-            seq_lens_ptr=batch.seq_lens,
-            num_accepted_tokens_ptr=batch.num_accepted_tokens,
+            **state_arguments(batch),
             source_ids_ptr=out.source_ids,
             state_ids_ptr=out.state_ids,
             state_ids_row_stride=out.state_ids.stride(0),
@@ -33,9 +29,7 @@ def state_ids(geometry: StateGeometry, batch: StateBatch, out: StateRows) -> Non
             N=num_reqs,
             W=geometry.width,
             NULL_BLOCK=NULL_BLOCK,
-            STATE_PAD=geometry.pad,
-            TOKENS_PER_COLUMN=geometry.tokens_per_column,
-            NUM_STATES=geometry.num_states,
+            **state_constants(geometry),
             TILE=_TILE,
         )
 

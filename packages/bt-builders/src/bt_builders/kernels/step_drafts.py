@@ -9,8 +9,8 @@ from bt_width import NULL_BLOCK, PAD_SLOT
 
 from ..batch.geometry import RowGeometry
 from ..operations import DraftRows
-from .device import device_of
-from .places import local_states, state_slot
+from .launch import device_of, row_constants
+from .tokens import local_states, state_slot
 
 # one request a thread, so that only the thread that writes a length has read it
 _TILE = 128
@@ -40,10 +40,7 @@ def step_drafts(
             PAD_SLOT=PAD_SLOT,
             KERNEL_BLOCK_SIZE=geometry.kernel_block_size,
             RING_SIZE=geometry.ring_size,
-            TOKENS_PER_STATE=geometry.tokens_per_state,
-            SHARDS=geometry.shards,
-            RANK=geometry.rank,
-            INTERLEAVE=geometry.interleave,
+            **row_constants(geometry),
             TILE=_TILE,
             num_warps=_WARPS,
         )
@@ -108,10 +105,10 @@ def step_drafts_kernel(
     slots = ids * KERNEL_BLOCK_SIZE + local % KERNEL_BLOCK_SIZE
     slots = tl.where(ids != NULL_BLOCK, slots, PAD_SLOT)
 
-    wide = positions.to(tl.int64)
+    local_lens = local_states(lens, TOKENS_PER_STATE, SHARDS, RANK, INTERLEAVE)
+    positions = positions.to(tl.int64)
+    slots = state_slot(positions, slots, TOKENS_PER_STATE, PAD_SLOT)
     tl.store(seq_lens_ptr + reqs, lens, mask=inside)
-    local = local_states(lens, TOKENS_PER_STATE, SHARDS, RANK, INTERLEAVE)
-    tl.store(local_lens_ptr + reqs, local, mask=inside)
-    tl.store(positions_ptr + reqs, wide, mask=inside)
-    slots = state_slot(wide, slots, TOKENS_PER_STATE, PAD_SLOT)
+    tl.store(local_lens_ptr + reqs, local_lens, mask=inside)
+    tl.store(positions_ptr + reqs, positions, mask=inside)
     tl.store(slot_mapping_ptr + reqs, slots, mask=inside)

@@ -8,8 +8,8 @@ from bt_tables.triton_support import jit, tl
 
 from ..batch.geometry import RowGeometry
 from ..operations import TokenLens
-from .device import device_of
-from .places import local_states, request_of_token, token_len
+from .launch import device_of, row_constants
+from .tokens import local_states, request_of_token, token_len
 
 _TILE = 128
 
@@ -33,10 +33,7 @@ def token_lens(
             N=num_reqs,
             T=num_tokens,
             search_steps=num_reqs.bit_length(),
-            TOKENS_PER_STATE=geometry.tokens_per_state,
-            SHARDS=geometry.shards,
-            RANK=geometry.rank,
-            INTERLEAVE=geometry.interleave,
+            **row_constants(geometry),
             TILE=_TILE,
         )
 

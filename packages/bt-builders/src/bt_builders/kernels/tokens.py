@@ -1,4 +1,4 @@
-"""What kernels share: whose token it is, how much of a length is local, where a state lies.
+"""What kernels share of tokens: whose one is, what of a length is local, which state it completes.
 
 Everything divided here is at least 0, so that a division that truncates also floors.
 """
@@ -47,7 +47,7 @@ def token_len(
 
 @jit()
 def local_states(
-    lens: tl.tensor,
+    lens: tl.tensor,  # any shape, int32
     TOKENS_PER_STATE: tl.constexpr,
     SHARDS: tl.constexpr,
     RANK: tl.constexpr,
@@ -62,8 +62,8 @@ def local_states(
 
 @jit()
 def state_slot(
-    positions: tl.tensor,  # int64
-    slots: tl.tensor,  # int64
+    positions: tl.tensor,  # any shape, int64
+    slots: tl.tensor,  # like positions
     TOKENS_PER_STATE: tl.constexpr,
     PAD_SLOT: tl.constexpr,
 ) -> tl.tensor:
@@ -71,32 +71,3 @@ def state_slot(
     completes = (slots >= 0) & (positions >= 0)
     completes = completes & ((tl.maximum(positions, 0) + 1) % TOKENS_PER_STATE == 0)
     return tl.where(completes, tl.maximum(slots, 0) // TOKENS_PER_STATE, PAD_SLOT)
-
-
-@jit()
-def pick_state(
-    block_table_ptr: tl.tensor,  # [N, W] int32
-    block_table_row_stride: tl.tensor,
-    rows: tl.tensor,  # int64
-    columns: tl.tensor,  # int32
-    is_state: tl.tensor,  # int1
-    W: tl.tensor,
-    NULL_BLOCK: tl.constexpr,
-    STATE_PAD: tl.constexpr,
-) -> tl.tensor:
-    """Return the id in each row's column, or the pad: no state, past the width, or null."""
-    # a sum of counts that nobody has may have wrapped
-    inside = is_state & (columns >= 0) & (columns < W)
-    ids = tl.load(
-        block_table_ptr + rows * block_table_row_stride + columns, mask=inside, other=NULL_BLOCK
-    )
-    return tl.where(ids == NULL_BLOCK, STATE_PAD, ids)
-
-
-@jit()
-def state_column(num_tokens: tl.tensor, TOKENS_PER_COLUMN: tl.constexpr) -> tl.tensor:
-    """Return the column of the state after ``num_tokens``; the first where one is kept."""
-    column = num_tokens * 0
-    if TOKENS_PER_COLUMN > 0:
-        column = tl.maximum(num_tokens - 1, 0) // TOKENS_PER_COLUMN
-    return column
