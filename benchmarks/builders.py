@@ -176,8 +176,8 @@ def report_host_part(runs: int) -> None:
     print(f"host part of a decode build, {NUM_REQS} requests, kernels left out")
     for name, spec in kinds:
         layout = BlockTableLayout.plan(spec, LIMITS)
-        module = f"bt_builders.{name}.builder.operations_for"
-        with mock.patch(module, return_value=Nothing()):
+        module = "mamba.builder" if name == "mamba" else "slot_builder"
+        with mock.patch(f"bt_builders.{module}.operations_for", return_value=Nothing()):
             builder: DSAIndexerMetadataBuilder | MLAMetadataBuilder | MambaMetadataBuilder
             if name == "dsa":
                 builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)

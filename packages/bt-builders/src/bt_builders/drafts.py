@@ -39,11 +39,7 @@ class DraftSteps:
         )
 
     def start(self, block_table: torch.Tensor, seq_lens: torch.Tensor) -> DraftRows:
-        """Stand on the last token of each request.
-
-        Args:
-            block_table: [N, W] int32; the group's table of this batch.
-            seq_lens: [N] int32; the tokens that stay, 0 for a padding row.
+        """Stand on the last of the ``seq_lens`` [N] tokens of each row of ``block_table`` [N, W].
 
         Returns:
             Leading slices of the own buffers; they hold what the tables say of those tokens.
@@ -59,9 +55,11 @@ class DraftSteps:
         return rows
 
     def advance(self, block_table: torch.Tensor) -> DraftRows:
-        """Move every request of ``block_table`` on by one token, in place.
+        """Move every row of ``block_table`` [N, W] on by one token, in place.
 
-        Past ``max_model_len`` a length stays and its token has no slot.
+        Raises:
+            WidthMismatchError: It is not as planned.
+            InvalidEditError: There are more requests than planned.
         """
         rows = self._leading(block_table)
         self._operations.step_drafts(self._geometry, block_table, rows, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal, Self
 
 import torch
 
@@ -10,19 +10,17 @@ from bt_width import BlockTableLayout, BlockTableWidth, InvalidSpecError, WidthM
 
 from ..arguments import require_layout
 from ..batch.common import CommonAttentionMetadata
-from ..batch.geometry import RowGeometry
-from ..batch.guard import BatchGuard
 from ..batch.split import split_batch
-from ..devices import operations_for
-from ..drafts import DraftSteps
+from ..configured import with_options
 from ..operations import DraftRows
+from ..slot_builder import SlotBuilder
 from .decode import DecodePart
 from .metadata import DSADecodeMetadata, DSAIndexerMetadata
 from .options import DSAOptions
 from .prefill import PrefillPart
 
 
-class DSAIndexerMetadataBuilder:
+class DSAIndexerMetadataBuilder(SlotBuilder[DSAIndexerMetadata]):
     """Builds an indexer's metadata in buffers that are allocated once.
 
     It asks for the table's width because it keeps a table of its own: where a kernel
@@ -62,18 +60,14 @@ class DSAIndexerMetadataBuilder:
                 f"an indexer needs every token's key; a {layout.kind} group keeps none for long",
                 layout=layout,
             )
-        self.layout = layout
-        self._guard = BatchGuard(layout, device)
-        tokens_per_state = layout.tokens_per_state(self.options.member)
-        self._geometry = geometry = RowGeometry.of(layout, tokens_per_state)
-        device = self._guard.device
-        self._operations = operations = operations_for(device)
+        super().__init__(layout, device, layout.tokens_per_state(self.options.member))
         self._max_decode_len = 1 + layout.limits.num_speculative_tokens
-        self._decode = DecodePart(layout, geometry, device, operations, self.options)
-        self._prefill = PrefillPart(geometry, self.options)
-        self._drafts = DraftSteps(layout, geometry, device, operations)
+        self._decode = DecodePart(
+            layout, self._geometry, self._device, self._operations, self.options
+        )
+        self._prefill = PrefillPart(self._geometry, self.options)
         self._slots = torch.zeros(
-            layout.limits.max_num_batched_tokens, dtype=torch.int64, device=device
+            layout.limits.max_num_batched_tokens, dtype=torch.int64, device=self._device
         )
 
     @classmethod
@@ -83,9 +77,7 @@ class DSAIndexerMetadataBuilder:
         Raises:
             InvalidSpecError: They are no ``DSAOptions``.
         """
-        if not isinstance(options, DSAOptions):
-            raise InvalidSpecError(f"options must be DSAOptions, not {options!r}", value=options)
-        return cast(type[Self], type(cls.__name__, (cls,), {"options": options}))
+        return with_options(cls, options, DSAOptions)
 
     def build(self, common: CommonAttentionMetadata) -> DSAIndexerMetadata:
         """Return the metadata of one step; valid until the next one is built.
@@ -93,6 +85,7 @@ class DSAIndexerMetadataBuilder:
         Raises:
             WidthMismatchError: A tensor of ``common`` is not as planned; nothing changed.
             InvalidEditError: The batch is larger than planned; nothing changed.
+            RowOverflowError: A request is longer than a row was planned for; nothing changed.
         """
         self._guard.check(common)
         split = split_batch(common, self._max_decode_len)
@@ -115,23 +108,7 @@ class DSAIndexerMetadataBuilder:
         )
         return slots
 
-    def start_drafts(self, block_table: torch.Tensor, seq_lens: torch.Tensor) -> DSAIndexerMetadata:
-        """Return one-token-a-request metadata of each request's last token.
-
-        Args:
-            block_table: [N, W] int32; the group's table of this batch.
-            seq_lens: [N] int32; the tokens that stay, 0 for a padding row.
-
-        Raises:
-            WidthMismatchError: A tensor is not as planned.
-        """
-        return self._draft_metadata(block_table, self._drafts.start(block_table, seq_lens))
-
-    def advance_drafts(self, block_table: torch.Tensor) -> DSAIndexerMetadata:
-        """Move the draft steps on by one token, in place; a graph may capture it."""
-        return self._draft_metadata(block_table, self._drafts.advance(block_table))
-
-    def _draft_metadata(self, block_table: torch.Tensor, rows: DraftRows) -> DSAIndexerMetadata:
+    def _describe_drafts(self, block_table: torch.Tensor, rows: DraftRows) -> DSAIndexerMetadata:
         num_reqs = rows.seq_lens.numel()
         return DSAIndexerMetadata(
             kernel_block_size=self.layout.kernel_block_size,

@@ -11,11 +11,8 @@ from bt_width import BlockTableLayout, InvalidSpecError
 
 from ..arguments import require_layout
 from ..batch.common import CommonAttentionMetadata
-from ..batch.geometry import RowGeometry
-from ..batch.guard import BatchGuard
-from ..devices import operations_for
-from ..drafts import DraftSteps
 from ..operations import DraftRows
+from ..slot_builder import SlotBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +32,7 @@ class RingTailMetadata:
     num_live: torch.Tensor
 
 
-class RingTailMetadataBuilder:
+class RingTailMetadataBuilder(SlotBuilder[RingTailMetadata]):
     """Builds a ring group's metadata; its slots are the table's own."""
 
     requires_block_table_width: ClassVar[Literal[False]] = False
@@ -53,32 +50,24 @@ class RingTailMetadataBuilder:
                 f"a ring's tail needs a RingSpec group, not one of kind {layout.kind}",
                 layout=layout,
             )
-        self.layout = layout
-        self._guard = BatchGuard(layout, device)
-        device = self._guard.device
+        super().__init__(layout, device)
         self._ring_size = layout.block_size
-        self._num_live = torch.zeros(layout.limits.max_num_reqs, dtype=torch.int32, device=device)
-        self._drafts = DraftSteps(layout, RowGeometry.of(layout), device, operations_for(device))
+        self._num_live = torch.zeros(
+            layout.limits.max_num_reqs, dtype=torch.int32, device=self._device
+        )
 
     def build(self, common: CommonAttentionMetadata) -> RingTailMetadata:
         """Return the metadata of one step; valid until the next one is built.
 
         Raises:
-            WidthMismatchError: A tensor of ``common`` is not as planned.
-            InvalidEditError: The batch is larger than planned.
+            WidthMismatchError: A tensor of ``common`` is not as planned; nothing changed.
+            InvalidEditError: The batch is larger than planned; nothing changed.
+            RowOverflowError: A request is longer than a row was planned for; nothing changed.
         """
         self._guard.check(common)
         return self._describe(common.block_table, common.seq_lens, common.slot_mapping)
 
-    def start_drafts(self, block_table: torch.Tensor, seq_lens: torch.Tensor) -> RingTailMetadata:
-        """Return the metadata of each request's last token; see ``DraftSteps.start``."""
-        return self._draft_metadata(block_table, self._drafts.start(block_table, seq_lens))
-
-    def advance_drafts(self, block_table: torch.Tensor) -> RingTailMetadata:
-        """Move the draft steps on by one token, in place; a graph may capture it."""
-        return self._draft_metadata(block_table, self._drafts.advance(block_table))
-
-    def _draft_metadata(self, block_table: torch.Tensor, rows: DraftRows) -> RingTailMetadata:
+    def _describe_drafts(self, block_table: torch.Tensor, rows: DraftRows) -> RingTailMetadata:
         return self._describe(block_table, rows.seq_lens, rows.slot_mapping)
 
     def _describe(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bt_width import BlockTableLayout, InvalidEditError, InvalidSpecError
+from bt_width import BlockTableLayout, InvalidEditError
 
 from ..batch.checks import require_tensor
 from ..batch.common import CommonAttentionMetadata
 from ..batch.guard import BatchGuard
 from ..batch.split import BatchSplit, query_lens_of, split_at
 from ..batch.transfer import to_device
+from ..configured import with_options
 from ..devices import operations_for
 from .chunks import cut_chunks
 from .metadata import (
@@ -67,9 +68,7 @@ class MambaMetadataBuilder:
         Raises:
             InvalidSpecError: They are no ``MambaOptions``.
         """
-        if not isinstance(options, MambaOptions):
-            raise InvalidSpecError(f"options must be MambaOptions, not {options!r}", value=options)
-        return cast(type[Self], type(cls.__name__, (cls,), {"options": options}))
+        return with_options(cls, options, MambaOptions)
 
     def build(self, common: CommonAttentionMetadata) -> MambaMetadata:
         """Return the metadata of one step; valid until the next one is built.
@@ -78,7 +77,7 @@ class MambaMetadataBuilder:
             WidthMismatchError: A tensor of ``common`` is not as planned; nothing changed.
             InvalidEditError: The batch is larger than planned, or a request with drafts
                 stands behind one that prefills; nothing changed.
-            RowOverflowError: A request is longer than a row has columns for.
+            RowOverflowError: A request is longer than a row was planned for; nothing changed.
         """
         self._guard.check(common)
         split = self._split(common)
@@ -108,6 +107,7 @@ class MambaMetadataBuilder:
         Raises:
             WidthMismatchError: A tensor is not as planned.
             InvalidEditError: As for ``build``.
+            RowOverflowError: As for ``build``.
         """
         self._guard.check(common)
         require_tensor(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal, Self
 
 import torch
 
@@ -10,18 +10,16 @@ from bt_width import BlockTableLayout, InvalidEditError, InvalidSpecError
 
 from ..arguments import require_layout
 from ..batch.common import CommonAttentionMetadata
-from ..batch.geometry import RowGeometry
-from ..batch.guard import BatchGuard
 from ..batch.split import BatchSplit, split_batch
-from ..devices import operations_for
-from ..drafts import DraftSteps
+from ..configured import with_options
 from ..operations import DraftRows, TokenLens
+from ..slot_builder import SlotBuilder
 from .context import ContextPart
 from .metadata import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
 from .options import MLAOptions
 
 
-class MLAMetadataBuilder:
+class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
     """Builds MLA's metadata; decodes read the group's own table, nothing is copied.
 
     Attributes:
@@ -44,21 +42,21 @@ class MLAMetadataBuilder:
                 f"MLA needs every token's latent; a {layout.kind} group keeps none for long",
                 layout=layout,
             )
-        self.layout = layout
-        self._guard = BatchGuard(layout, device)
-        self._device = device = self._guard.device
-        self._operations = operations = operations_for(device)
-        self._geometry = geometry = RowGeometry.of(layout)
+        super().__init__(layout, device)
         limits = layout.limits
         self._max_decode_len = self.options.max_decode_query_len or (
             1 + limits.num_speculative_tokens
         )
         max_tokens = min(limits.max_num_batched_tokens, limits.max_num_reqs * self._max_decode_len)
-        vector = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
-        self._lens = TokenLens(vector[0], vector[1])
-        self._context = ContextPart(layout, geometry, device, self.options.workspace_tokens)
-        self._drafts = DraftSteps(layout, geometry, device, operations)
-        self._draft_starts = torch.arange(limits.max_num_reqs + 1, dtype=torch.int32, device=device)
+        lens = torch.zeros(2, max_tokens, dtype=torch.int32, device=self._device)
+        self._lens = TokenLens(lens[0], lens[1])
+        self._context = ContextPart(
+            layout, self._geometry, self._device, self.options.workspace_tokens
+        )
+        # where requests of one token begin; its first 0 is also where nothing begins
+        self._draft_starts = torch.arange(
+            limits.max_num_reqs + 1, dtype=torch.int32, device=self._device
+        )
 
     @classmethod
     def configured(cls, options: MLAOptions) -> type[Self]:
@@ -67,9 +65,7 @@ class MLAMetadataBuilder:
         Raises:
             InvalidSpecError: They are no ``MLAOptions``.
         """
-        if not isinstance(options, MLAOptions):
-            raise InvalidSpecError(f"options must be MLAOptions, not {options!r}", value=options)
-        return cast(type[Self], type(cls.__name__, (cls,), {"options": options}))
+        return with_options(cls, options, MLAOptions)
 
     def build(self, common: CommonAttentionMetadata) -> MLAMetadata:
         """Return the metadata of one step; valid until the next one is built.
@@ -77,6 +73,7 @@ class MLAMetadataBuilder:
         Raises:
             WidthMismatchError: A tensor of ``common`` is not as planned; nothing changed.
             InvalidEditError: The batch is larger than planned; nothing changed.
+            RowOverflowError: A request is longer than a row was planned for; nothing changed.
         """
         self._guard.check(common)
         split = split_batch(common, self._max_decode_len, uniform=self.options.uniform_decodes)
@@ -141,23 +138,7 @@ class MLAMetadataBuilder:
             context_chunks=self._context.build(bounds.tolist(), context_lens),
         )
 
-    def start_drafts(self, block_table: torch.Tensor, seq_lens: torch.Tensor) -> MLAMetadata:
-        """Return one-token-a-request metadata of each request's last token.
-
-        Args:
-            block_table: [N, W] int32; the group's table of this batch.
-            seq_lens: [N] int32; the tokens that stay, 0 for a padding row.
-
-        Raises:
-            WidthMismatchError: A tensor is not as planned.
-        """
-        return self._draft_metadata(block_table, self._drafts.start(block_table, seq_lens))
-
-    def advance_drafts(self, block_table: torch.Tensor) -> MLAMetadata:
-        """Move the draft steps on by one token, in place; a graph may capture it."""
-        return self._draft_metadata(block_table, self._drafts.advance(block_table))
-
-    def _draft_metadata(self, block_table: torch.Tensor, rows: DraftRows) -> MLAMetadata:
+    def _describe_drafts(self, block_table: torch.Tensor, rows: DraftRows) -> MLAMetadata:
         num_reqs = rows.seq_lens.numel()
         starts = self._draft_starts[: num_reqs + 1]
         return MLAMetadata(
