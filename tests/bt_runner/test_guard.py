@@ -105,6 +105,36 @@ def test_the_command_line_ends_with_1_at_a_fault(
     assert "group 0" in capsys.readouterr().err
 
 
+def test_a_pool_at_fault_ends_the_command_with_1_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the pool says to blocks that are given back does not stand before the finding."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("One line.\nAnother one.\n")
+    step = StagedBlockTables.step
+    pools: list[BlockPool] = []
+    monkeypatch.setattr(BlockPool, "__init__", _noting(pools))
+
+    def freeing(self: StagedBlockTables, batch: StepBatch) -> StepTables:
+        tables = step(self, batch)
+        pools[0].release([1], last_step=0)
+        return tables
+
+    monkeypatch.setattr(StagedBlockTables, "step", freeing)
+    assert main(["demo", "--prompts", str(prompts), "--sanitize"]) == 1
+    assert "group 0" in capsys.readouterr().err
+
+
+def _noting(pools: list[BlockPool]) -> Callable[[BlockPool, int], None]:
+    make = BlockPool.__init__
+
+    def noted(self: BlockPool, num_blocks: int) -> None:
+        make(self, num_blocks)
+        pools.append(self)
+
+    return noted
+
+
 def test_the_books_of_a_pool_are_counted_block_by_block() -> None:
     """The null block is never held."""
     pool = BlockPool(5)

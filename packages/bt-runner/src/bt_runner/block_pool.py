@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bt_runner.errors import BadInputError, PoolExhaustedError
 from bt_width import NULL_BLOCK
@@ -117,6 +117,22 @@ class BlockPool:
         self._completed = max(self._completed, step)
         while self._cooling and self._cooling[0][0] <= self._completed:
             self._free.append(self._cooling.popleft()[1])
+
+    def recount(self, held: Iterable[int], *, last_step: int) -> None:
+        """Set the books by who holds what, whatever they said: something broke off in between.
+
+        Args:
+            held: The blocks that somebody holds, one for each reference.
+            last_step: The last step that may still touch any of the others.
+        """
+        self._references = Counter(held)
+        self._free = deque()
+        self._cooling = deque(
+            (last_step, block_id)
+            for block_id in range(NULL_BLOCK + 1, self.num_blocks)
+            if block_id not in self._references
+        )
+        self.complete(self._completed)
 
     def _require_used(self, block_ids: Sequence[int]) -> None:
         for block_id, count in Counter(block_ids).items():

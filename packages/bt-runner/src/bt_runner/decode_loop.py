@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bt_runner.arguments import as_tokens
 from bt_runner.clock import HostClock
 from bt_runner.drafters import Drafter
 from bt_runner.errors import RunnerError
 from bt_runner.model_runner import ModelRunner
-from bt_runner.request import FinishReason
+from bt_runner.request import FinishReason, Request
 from bt_runner.rows import RequestRows
 from bt_runner.scheduler import Scheduler
 from bt_runner.step_plan import Scheduled
@@ -65,20 +66,35 @@ class DecodeLoop:
     def step(self) -> list[StepOutput]:
         """Compute one batch and choose tokens for those of its requests that are due one.
 
-        Where it raises, its requests start over in the next step, with the tokens they have.
+        Where it raises, its requests start over in the next step, with the tokens they have;
+        those it had chosen by then are in the requests, and in no output.
         """
         with self.clock.running():
             self._propose_drafts()
             try:
                 # who has ended, was aborted or starts over has given up the row it was staged in
                 scheduled = [part for part in self._staged if part.request.row == part.row]
-                return self._run(scheduled or self._stage_next())
-            except BaseException:
-                self._scheduler.start_over(self.num_steps)
-                self._runner.forget_tables()
-                raise
-            finally:
+                outputs = self._run(scheduled or self._stage_next())
                 self._rows.complete(self.num_steps)
+            except BaseException:
+                self._start_over()
+                raise
+            return outputs
+
+    def abort(self, request: Request) -> None:
+        """End a request early and give its blocks back."""
+        request.finish_reason = FinishReason.ABORTED
+        try:
+            self._scheduler.finish(request, self.num_steps)
+        except BaseException:
+            self._start_over()
+            raise
+
+    def _start_over(self) -> None:
+        """Trust nothing that was under way: Ctrl-C comes between any two instructions."""
+        self._scheduler.start_over(self.num_steps)
+        self._runner.forget_tables()
+        self._rows.complete(self.num_steps)
 
     def _propose_drafts(self) -> None:
         """Ask for what may follow each request that decodes; here an error costs no token."""
@@ -86,7 +102,9 @@ class DecodeLoop:
             return
         for request in self._scheduler.running:
             if not (request.is_prefilling or request.drafts):
-                request.drafts = list(self._drafter.propose(request.tokens, self._max_drafts))
+                proposed = self._drafter.propose(request.tokens, self._max_drafts)
+                drafts = as_tokens("what the drafter proposes", proposed, self._runner.vocab_size)
+                request.drafts = drafts[: self._max_drafts]
 
     def _stage_next(self) -> list[Scheduled]:
         """Plan a step and stage what it changes in the tables; return its batch."""

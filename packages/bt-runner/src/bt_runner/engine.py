@@ -16,7 +16,7 @@ from bt_runner.models.config import ModelConfig
 from bt_runner.models.sharding import Alone, Ranks
 from bt_runner.models.weights import Weights
 from bt_runner.observer import Recorder
-from bt_runner.request import FinishReason, Request, SamplingParams
+from bt_runner.request import Request, SamplingParams
 from bt_runner.rows import RequestRows
 from bt_runner.scheduler import Scheduler
 from bt_width import BlockTableLayout, ServingLimits
@@ -159,9 +159,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request early and give its blocks back."""
-        request = self._scheduler.requests[request_id]
-        request.finish_reason = FinishReason.ABORTED
-        self._scheduler.finish(request, self.num_steps)
+        self._loop.abort(self._scheduler.requests[request_id])
 
     def generate(
         self, prompts: Iterable[Sequence[int]], params: SamplingParams | None = None

@@ -97,10 +97,7 @@ class Request:
         for token in tokens:
             self.tokens.append(token)
             taken.append(token)
-            if token in self.params.stop_tokens:
-                self.finish_reason = FinishReason.STOP
-            elif len(self.tokens) >= self.max_len:
-                self.finish_reason = FinishReason.LENGTH
+            self.finish_reason = self._last_token_ends_it()
             if self.finish_reason is not None:
                 break
         return taken
@@ -112,3 +109,16 @@ class Request:
         self.drafts = []
         self.row = None
         self.block_ids = []
+
+    def start_over(self) -> None:
+        """Forget the step under way, too: no token is pending, and what its tokens end is ended."""
+        self.forget_cache()
+        self.num_pending = 0
+        self.finish_reason = self.finish_reason or self._last_token_ends_it()
+
+    def _last_token_ends_it(self) -> FinishReason | None:
+        if len(self.tokens) == self.prompt_len:
+            return None
+        if self.tokens[-1] in self.params.stop_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.max_len else None

@@ -135,6 +135,15 @@ class RequestRows:
             pool.release([block for block in held if block != NULL_BLOCK], last_step=last_step)
         request.block_ids = []
 
+    def recount(self, *, last_step: int) -> None:
+        """Set the pools' books right when no request holds a block, whatever they said."""
+        for group, pool in enumerate(self.pools):
+            pool.recount(self.shared_blocks(group), last_step=last_step)
+
+    def shared_blocks(self, group: int) -> Sequence[int]:
+        """Return the blocks of a group that are held for no request, one for each reference."""
+        return ()
+
     def complete(self, step: int) -> None:
         """Note that all steps up to ``step`` have ended."""
         for pool in self.pools:

@@ -32,7 +32,7 @@ class Scheduler:
         self.running: list[Request] = []
         self._limits = limits
         self._rows = rows
-        self._free_rows = list(range(limits.max_num_reqs - 1, -1, -1))
+        self._free_rows = _all_rows(limits)
         self._cleared_rows: list[int] = []
         self._null_prefixes: list[NullPrefix] = []
 
@@ -62,8 +62,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait; it raises what ``require_fit`` does."""
         self.require_fit(request)
-        self.waiting.append(request)
+        # whatever breaks off in between, nobody runs whom ``start_over`` does not know
         self.requests[request.request_id] = request
+        self.waiting.append(request)
 
     def schedule(self, last_step: int) -> StepPlan:
         """Plan the next step.
@@ -121,16 +122,26 @@ class Scheduler:
         del self.requests[request.request_id]
 
     def start_over(self, last_step: int) -> None:
-        """Put all running requests back to the front of the queue, and clear every row.
+        """Let all requests wait again, in the order they came, with every row and block free.
 
-        No token is pending any more.
+        Only ``requests`` and their tokens are taken for granted, and all else is made from
+        them: so it mends what a step left half-done, between whichever two instructions it
+        broke off. A request that its tokens end, or that was aborted, is taken out.
         """
-        while self.running:
-            self._preempt(self.running[-1], last_step)
-        for request in self.waiting:
-            request.num_pending = 0
+        for request in self.requests.values():
+            request.num_preemptions += request.row is not None
+            request.start_over()
+        self.requests = {
+            name: request
+            for name, request in self.requests.items()
+            if request.finish_reason is None
+        }
+        self.waiting = deque(self.requests.values())
+        self.running = []
+        self._free_rows = _all_rows(self._limits)
         self._null_prefixes = []
         self._cleared_rows = list(range(self._limits.max_num_reqs))
+        self._rows.recount(last_step=last_step)
 
     @property
     def _blocks_are_returning(self) -> bool:
@@ -190,3 +201,8 @@ class Scheduler:
             self._free_rows.append(request.row)
             self._cleared_rows.append(request.row)
             request.row = None
+
+
+def _all_rows(limits: ServingLimits) -> list[int]:
+    """Return every row, the one to be taken first at the end."""
+    return list(range(limits.max_num_reqs - 1, -1, -1))

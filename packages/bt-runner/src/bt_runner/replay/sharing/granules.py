@@ -48,6 +48,12 @@ class PrefixUse:
     num_offered: int = 0
     last: Granule | None = None
 
+    def forget(self) -> None:
+        """Note that the request holds nothing of the cache."""
+        self.granules = []
+        self.num_found = self.num_offered = 0
+        self.last = None
+
 
 def keys_of(hash_ids: Sequence[int], prompt_len: int, granule_tokens: int) -> list[PrefixKey]:
     """Return the keys of a prompt's whole granules, of as many as its hash ids name."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bt_runner.block_pool import BlockPool
 from bt_runner.replay.sharing.granules import Granule, PrefixKey, PrefixUse, keys_of
@@ -90,9 +90,16 @@ class PrefixCache:
             granule.num_users -= 1
             if granule.num_users == 0:
                 self._idle[granule.key] = granule
-        use.granules = []
-        use.num_found = use.num_offered = 0
-        use.last = None
+        use.forget()
+
+    def leave_all(self, uses: Iterable[PrefixUse]) -> None:
+        """Note that no request holds a block any more, whatever they had to do with the cache."""
+        for use in uses:
+            use.forget()
+        # a granule is kept after its parent, and goes before it
+        for granule in reversed(self._granules.values()):
+            granule.num_users = 0
+            self._idle.setdefault(granule.key, granule)
 
     def evict(self, num_blocks: Sequence[int], *, last_step: int) -> bool:
         """Drop granules that no request holds, until so many more blocks come back.

@@ -60,6 +60,15 @@ class SharedRows(RequestRows):
         self.prefixes.leave(self._uses[request.request_id])
         super().release(request, last_step=last_step)
 
+    def recount(self, *, last_step: int) -> None:
+        """Set the books right when no request holds a block; the cache keeps its own."""
+        self.prefixes.leave_all(self._uses.values())
+        super().recount(last_step=last_step)
+
+    def shared_blocks(self, group: int) -> Sequence[int]:
+        """Return the blocks of a group that the cache holds a reference to."""
+        return self.prefixes.held_blocks(group)
+
     def forget(self, request: Request) -> None:
         """Drop what was said of a request that has ended."""
         del self._uses[request.request_id]
