@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bt_runner.soak.scenario import Scenario, everything
+from bt_runner.soak.scenario import Scenario, every_kind
 from bt_width import ContextParallel
 
 
@@ -16,7 +16,7 @@ def shortened(scenario: Scenario) -> Scenario:
 
 def small() -> Scenario:
     """Return one rank with tokens, a window and a state."""
-    scenario = shortened(everything())
+    scenario = shortened(every_kind())
     kept = ("latent", "window", "state")
     return replace(
         scenario,

@@ -19,7 +19,7 @@ SHORT = ["soak", "--minutes", "0.0001", "--steps", "8", "--max-growth", "1000"]
 @pytest.fixture(autouse=True)
 def small_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn is cheap."""
-    monkeypatch.setattr(command, "everything", small)
+    monkeypatch.setattr(command, "every_kind", small)
     monkeypatch.setattr(command, "draw_scenario", lambda _draw: small())
 
 

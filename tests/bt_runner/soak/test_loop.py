@@ -18,7 +18,7 @@ from bt_runner.soak.counts import Counts
 from bt_runner.soak.drivers import StagedDriver
 from bt_runner.soak.loop import SoakLoop
 from bt_runner.soak.rank import setup_of
-from bt_runner.soak.scenario import Scenario, draw_scenario, everything
+from bt_runner.soak.scenario import Scenario, draw_scenario, every_kind
 from bt_runner.step_plan import Scheduled
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepTables
 from bt_tables.sanitizer import BlockTableFaultError
@@ -32,7 +32,7 @@ def _loop(scenario: Scenario, counts: Counts, seed: int = 0) -> SoakLoop:
 
 def test_everything_at_once_is_sound_and_happens() -> None:
     counts = Counts()
-    loop = _loop(replace(shortened(everything()), spare=0.2), counts, seed=1)
+    loop = _loop(replace(shortened(every_kind()), spare=0.2), counts, seed=1)
 
     loop.run(60)
     loop.drain()
@@ -88,7 +88,7 @@ def test_two_ranks_that_take_themselves_for_one_are_found(monkeypatch: pytest.Mo
     )
 
     with pytest.raises(VerificationError, match="lies on 2 ranks, not on 1"):
-        _loop(shortened(everything()), Counts()).run(5)
+        _loop(shortened(every_kind()), Counts()).run(5)
 
 
 def test_classes_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_block_that_is_not_given_back_is_a_leak(monkeypatch: pytest.MonkeyPatc
         release(self, request, last_step=last_step)
 
     monkeypatch.setattr(SharedRows, "release", lossy)
-    monkeypatch.setattr("bt_runner.soak.loop._ORACLE_EVERY", 10_000)
+    monkeypatch.setattr("bt_runner.soak.verification._ORACLE_EVERY", 10_000)
     counts = Counts()
     loop = _loop(replace(small(), spare=1.0), counts)
     loop.run(20)

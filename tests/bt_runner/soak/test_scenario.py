@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bt_runner.soak.rank import setup_of
-from bt_runner.soak.scenario import draw_scenario, everything
+from bt_runner.soak.scenario import draw_scenario, every_kind
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def test_a_pool_holds_the_longest_request() -> None:
 
 
 def test_everything_is_served_at_once() -> None:
-    layouts = setup_of(everything(), 0, CPU).layouts
+    layouts = setup_of(every_kind(), 0, CPU).layouts
 
     assert {layout.kind for layout in layouts} == {"attention", "window", "ring", "mamba"}
     assert {layout.slot_mode for layout in layouts} == {"block", "ring", "none"}

@@ -14,7 +14,7 @@ from bt_runner.errors import BadInputError, RunnerError
 from bt_runner.soak.counts import Counts
 from bt_runner.soak.loop import SoakLoop
 from bt_runner.soak.resident import ResidentMemory
-from bt_runner.soak.scenario import Scenario, draw_scenario, everything
+from bt_runner.soak.scenario import Scenario, draw_scenario, every_kind
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableError
 
@@ -58,10 +58,10 @@ class _Soak:
 
     def run(self, seconds: float, first_scenario: int) -> None:
         """Soak for some time; stop early after many findings."""
-        lasting = self._loop(everything(), "lasting")
+        lasting = self._loop(every_kind(), "lasting")
         for number in itertools.count(first_scenario):
-            if not self._try("the lasting scenario", lasting, is_over=False):
-                lasting = self._loop(everything(), f"lasting from {number}")
+            if not self._try("the lasting scenario", lasting, drains=False):
+                lasting = self._loop(every_kind(), f"lasting from {number}")
             draw = random.Random(f"{self._seed} scenario {number}")
             self._try(f"scenario {number}", self._loop(draw_scenario(draw), f"{number}"))
             self._memory.sample()
@@ -85,11 +85,11 @@ class _Soak:
         draw = random.Random(f"{self._seed} traffic {name}")
         return SoakLoop(scenario, self._device, draw, self._counts)
 
-    def _try(self, name: str, loop: SoakLoop, *, is_over: bool = True) -> bool:
-        """Run a loop for some steps; print what is found and return whether it is sound."""
+    def _try(self, name: str, loop: SoakLoop, *, drains: bool = True) -> bool:
+        """Run a loop for some steps, then empty it if told; print a finding, or return True."""
         try:
             loop.run(self._num_steps)
-            if is_over:
+            if drains:
                 loop.drain()
         except (BlockTableError, BlockTableFaultError, RunnerError) as error:
             self._counts.num_findings += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bt_runner.batch import BatchArrays
 from bt_runner.step_plan import StepPlan
 
-_CLASSES = 2
+_TABLE_CLASSES = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class Counts:
         self.num_drafts += sum(len(part.drafts) for part in plan.scheduled)
         self.num_preemptions += plan.num_preempted
         self.num_padded_steps += batch.num_reqs > len(plan.scheduled)
-        self.num_checks += num_ranks * _CLASSES
+        self.num_checks += num_ranks * _TABLE_CLASSES
 
     def to_line(self) -> str:
         """Return the figures that move, on one line."""

@@ -9,7 +9,6 @@ import torch
 from bt_runner.batch import BatchArrays, BatchBuffers, assemble
 from bt_runner.errors import RunnerError
 from bt_runner.graphs import GraphSize, stand_ins
-from bt_runner.replay.check import StepCheck, VerificationError
 from bt_runner.replay.outcomes import Outcomes
 from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.request import FinishReason, Request, SamplingParams
@@ -17,11 +16,9 @@ from bt_runner.scheduler import Scheduler
 from bt_runner.soak.counts import Counts
 from bt_runner.soak.rank import Rank, setup_of
 from bt_runner.soak.scenario import Scenario
-from bt_runner.soak.token_store import TokenStore, read_tables
-from bt_runner.step_plan import Scheduled, StepPlan
-from bt_tables import StepTables
+from bt_runner.soak.verification import Verification
+from bt_runner.step_plan import StepPlan
 
-_ORACLE_EVERY = 25
 _MAX_WAITING = 3
 _BROKEN = 0.005
 
@@ -52,21 +49,17 @@ class SoakLoop:
         self._num_requests = 0
         num_ranks = scenario.limits.context_parallel.size
         setups = [setup_of(scenario, rank, device) for rank in range(num_ranks)]
-        num_blocks = scenario.num_blocks(setups[0].layouts)
-        self._rows = SharedRows(setups[0].layouts, num_blocks)
+        layouts = setups[0].layouts
+        self._rows = SharedRows(layouts, scenario.num_blocks(layouts))
         self._scheduler = Scheduler(scenario.limits, self._rows)
         self._outcomes = Outcomes(
             self._scheduler, self._rows, scenario.acceptance, draw.randrange(1 << 30)
         )
         self._buffers = BatchBuffers(scenario.limits, device)
         self._ranks = [Rank(setup, self._rows.pools, device, draw) for setup in setups]
-        self._checks = [StepCheck(scenario.names, rank.layouts, self._rows) for rank in self._ranks]
-        self._stores = [
-            None if layouts[0].slot_mode == "none" else TokenStore(layouts, size)
-            for layouts, size in zip(
-                zip(*(rank.layouts for rank in self._ranks), strict=True), num_blocks, strict=True
-            )
-        ]
+        self._verification = Verification(
+            scenario.names, [rank.layouts for rank in self._ranks], self._rows, counts
+        )
 
     def run(self, num_steps: int) -> None:
         """Let requests come and go for some steps.
@@ -90,16 +83,7 @@ class SoakLoop:
         while self._scheduler.requests:
             self._step()
         self._rows.complete(self.num_steps)
-        for pool, name in zip(self._rows.pools, self.scenario.names, strict=True):
-            if pool.num_free != pool.capacity:
-                self._counts.num_lost_blocks += pool.capacity - pool.num_free
-                raise VerificationError(
-                    f"group {name}: {pool.capacity - pool.num_free} of {pool.capacity} blocks "
-                    "did not come back",
-                    group=name,
-                    expected=pool.capacity,
-                    found=pool.num_free,
-                )
+        self._verification.require_all_back()
 
     def _let_come(self) -> None:
         limits = self.scenario.limits
@@ -162,7 +146,10 @@ class SoakLoop:
         self.num_steps += 1
         batch = self._assemble(plan)
         tables = [rank.step(plan.scheduled, batch) for rank in self._ranks]
-        self._verify(plan.scheduled, batch, tables)
+        self._verification.check_tokens(plan.scheduled, tables)
+        self._verification.check_contract(
+            self.num_steps, plan.scheduled, batch, tables, self._scheduler.running
+        )
         self._counts.note_step(plan, batch, len(self._ranks))
         for request, _ in self._outcomes.settle(plan, self.num_steps):
             self._counts.num_ended += request.finish_reason is not None
@@ -188,24 +175,3 @@ class SoakLoop:
         if self._draw.random() < 0.5:
             num_reqs = self._draw.randint(num_reqs, limits.max_num_reqs)
         return assemble(plan.scheduled, self._buffers, num_reqs_padded=num_reqs)
-
-    def _verify(
-        self, scheduled: list[Scheduled], batch: BatchArrays, tables: list[StepTables]
-    ) -> None:
-        read_tables(
-            self._stores,
-            scheduled,
-            [
-                (
-                    [table.cpu().numpy() for table in of_rank.block_tables],
-                    of_rank.slot_mappings.cpu().numpy(),
-                )
-                for of_rank in tables
-            ],
-        )
-        if self.num_steps % _ORACLE_EVERY:
-            return
-        for check, of_rank in zip(self._checks, tables, strict=True):
-            check.check_tables(scheduled, batch, of_rank)
-        self._checks[0].check_books(self._scheduler.running)
-        self._counts.num_oracle_steps += 1

@@ -30,6 +30,7 @@ from bt_width import (
 
 LATENT, INDEX = "latent", "index"
 
+_GROUP_NAMES = (LATENT, INDEX, "replicated", "window", "ring", "state", "states")
 _INDEXER = DSAIndexerMetadataBuilder.configured(DSAOptions(member=INDEX))
 
 
@@ -71,7 +72,7 @@ class Scenario:
         return tuple(sizes)
 
 
-def everything() -> Scenario:
+def every_kind() -> Scenario:
     """Return the surroundings in which every kind of group is served at once."""
     draw = random.Random(0)
     limits = ServingLimits(
@@ -81,9 +82,8 @@ def everything() -> Scenario:
         num_speculative_tokens=3,
         context_parallel=ContextParallel(size=2, interleave=4),
     )
-    kinds = (LATENT, INDEX, "replicated", "window", "ring", "state", "states")
     return Scenario(
-        groups=tuple(_group(draw, name, limits) for name in kinds),
+        groups=tuple(_group(draw, name, limits) for name in _GROUP_NAMES),
         limits=limits,
         spare=0.2,
         acceptance=0.7,
@@ -104,8 +104,7 @@ def draw_scenario(draw: random.Random) -> Scenario:
             size=draw.choice([1, 2, 3]), interleave=draw.choice([1, 2, 4, 8])
         ),
     )
-    kinds = [LATENT, INDEX, "replicated", "window", "ring", "state", "states"]
-    chosen = draw.sample(kinds, draw.randint(2, 5))
+    chosen = draw.sample(_GROUP_NAMES, draw.randint(2, 5))
     return Scenario(
         groups=tuple(_group(draw, name, limits) for name in chosen),
         limits=limits,

@@ -95,18 +95,6 @@ class TokenStore:
         return 0
 
 
-def read_tables(
-    stores: Sequence[TokenStore | None],
-    scheduled: Sequence[Scheduled],
-    tables_of_rank: Sequence[tuple[Sequence[NDArray[np.int32]], NDArray[np.int64]]],
-) -> None:
-    """Write and read a step's tokens in every group that keeps tokens."""
-    for group, store in enumerate(stores):
-        if store is not None:
-            store.write(scheduled, [slots[group] for _, slots in tables_of_rank], group)
-            store.read(scheduled, [tables[group] for tables, _ in tables_of_rank], group)
-
-
 def _names(request: Request, start: int, stop: int) -> NDArray[np.int64]:
     """Return the names of a request's tokens; a request that starts over writes new ones."""
     life = zlib.crc32(f"{request.request_id} {request.num_preemptions}".encode()) >> 1
