@@ -2,7 +2,8 @@
 
 from .agreement.backend import AttentionBackend, AttentionGroup
 from .agreement.composite import compose_builders
-from .agreement.create import CudagraphSupport, create_metadata_builders
+from .agreement.create import create_metadata_builders
+from .agreement.declarations import CudagraphSupport
 from .agreement.kernel_rules import KERNEL_RULES, KernelRule
 from .agreement.protocol import (
     BuilderClass,

@@ -12,14 +12,13 @@ from bt_width import (
     BlockTableLayout,
     CacheSpec,
     InvalidSpecError,
-    LayerSpec,
     MambaSpec,
     MultipleOf,
     NoCommonBlockSizeError,
     RingSpec,
-    UniformSpec,
     select_kernel_block_size,
 )
+from bt_width.specs import layers_of
 
 from ..arguments import as_tuple, require_positive
 from .protocol import BuilderClass
@@ -48,7 +47,9 @@ class AttentionBackend:
     def __post_init__(self) -> None:
         """Keep the sizes as a tuple and check what has a form."""
         if not isinstance(self.name, str):
-            raise InvalidSpecError(f"a backend's name must be a str, not {self.name!r}")
+            raise InvalidSpecError(
+                f"a backend's name must be a str, not {self.name!r}", value=self.name
+            )
         name = f"{self.name}: supported_kernel_block_sizes"
         sizes = as_tuple(name, self.supported_kernel_block_sizes)
         object.__setattr__(self, "supported_kernel_block_sizes", sizes)
@@ -68,7 +69,7 @@ class AttentionBackend:
         """
         if self.span is None:
             return 1
-        return self.span * (tokens_per_state(spec) if self.span_unit == "states" else 1)
+        return self.span * (_tokens_per_whole_states(spec) if self.span_unit == "states" else 1)
 
     def check(self, layout: BlockTableLayout) -> None:
         """Refuse a layout whose tables this backend's kernels cannot read.
@@ -80,7 +81,7 @@ class AttentionBackend:
             InvalidSpecError: Its rows do not span what they need.
         """
         size, sizes = layout.kernel_block_size, self.supported_kernel_block_sizes
-        if is_split(layout.spec) and select_kernel_block_size(size, {self.name: sizes}) != size:
+        if can_split(layout.spec) and select_kernel_block_size(size, {self.name: sizes}) != size:
             raise NoCommonBlockSizeError(
                 f"{self.name} does not read kernel blocks of {size} tokens, only {list(sizes)}",
                 backend=self.name,
@@ -115,7 +116,9 @@ class AttentionGroup:
     def __post_init__(self) -> None:
         """Keep the backends as a tuple and check that their names tell them apart."""
         if not isinstance(self.name, str):
-            raise InvalidSpecError(f"a group's name must be a str, not {self.name!r}")
+            raise InvalidSpecError(
+                f"a group's name must be a str, not {self.name!r}", value=self.name
+            )
         if not isinstance(self.spec, CacheSpec):
             raise InvalidSpecError(
                 f"group {self.name!r} needs a cache spec, not {self.spec!r}", group=self.name
@@ -133,19 +136,12 @@ class AttentionGroup:
             )
 
 
-def layers_of(spec: CacheSpec) -> tuple[LayerSpec, ...]:
-    """Return the specs of a group's layers; the first one speaks for what they share."""
-    if isinstance(spec, UniformSpec):
-        return tuple(layer for _, layer in spec.members)
-    return (spec,)
-
-
-def is_split(spec: CacheSpec) -> bool:
+def can_split(spec: CacheSpec) -> bool:
     """Return whether a block may be split: a recurrent or ring group's is one column."""
     return not isinstance(layers_of(spec)[0], MambaSpec | RingSpec)
 
 
-def tokens_per_state(spec: CacheSpec) -> int:
+def _tokens_per_whole_states(spec: CacheSpec) -> int:
     """Return the tokens after which every layer of the group has completed a state."""
     layers = layers_of(spec)
     sizes = [layer.tokens_per_state for layer in layers if isinstance(layer, AttentionSpec)]

@@ -8,8 +8,10 @@ import torch
 
 from bt_width import BlockTableLayout, BlockTableWidth, InvalidSpecError
 
+from ..arguments import require_layout
 from ..batch.common import CommonAttentionMetadata
-from .create import create_metadata_builders, least_cudagraph_support, name_of, requires_width
+from .create import create_metadata_builders
+from .declarations import least_cudagraph_support, name_of, requires_width
 from .protocol import BuilderClass, CudagraphLevel
 
 
@@ -37,6 +39,7 @@ class _AskingComposite(_Composite):
         *,
         block_table_width: BlockTableWidth,
     ) -> None:
+        require_layout(layout)
         # the parts that ask are handed the layout's own width, which is this one
         if block_table_width != layout.width:
             raise InvalidSpecError(
@@ -54,6 +57,7 @@ def compose_builders(*parts: BuilderClass) -> BuilderClass:
     """
     if not parts:
         raise InvalidSpecError("a composite needs at least one part")
+    # a list, so that the flag of every part is checked
     asks = any([requires_width(part) for part in parts])
     name = f"Composite[{', '.join(name_of(part) for part in parts)}]"
     facts = {

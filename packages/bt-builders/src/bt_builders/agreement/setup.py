@@ -20,15 +20,12 @@ from bt_width import (
     UniformSpec,
     select_kernel_block_size,
 )
+from bt_width.specs import layers_of
 
 from ..arguments import as_tuple, indexed_device
-from .backend import AttentionGroup, is_split, layers_of
-from .create import (
-    CudagraphSupport,
-    create_metadata_builders,
-    least_cudagraph_support,
-    require_ubatches,
-)
+from .backend import AttentionGroup, can_split
+from .create import create_metadata_builders, require_ubatches
+from .declarations import CudagraphSupport, least_cudagraph_support
 from .protocol import MetadataBuilder
 
 
@@ -65,7 +62,7 @@ def prepare_kernel_block_sizes(groups: Sequence[AttentionGroup]) -> tuple[int, .
 
 def _kernel_block_size(group: AttentionGroup) -> int:
     layer = layers_of(group.spec)[0]
-    if not is_split(group.spec):
+    if not can_split(group.spec):
         return layer.block_size
     supported = {backend.name: backend.supported_kernel_block_sizes for backend in group.backends}
     try:
@@ -85,17 +82,23 @@ def init_attention(
 ) -> AttentionSetup:
     """Agree on kernel blocks and alignment, plan every layout, then make every builder.
 
+    Args:
+        groups: The cache groups, in the order of their tables.
+        limits: What the server allows, the same for all groups.
+        device: Where builders allocate.
+        num_ubatches: Micro-batches that are built at once.
+
     Raises:
         NoCommonBlockSizeError: A group's backends read no common kernel block.
-        InvalidSpecError: A group's span, spec and limits do not go together, or a
-            builder's flag and constructor disagree.
+        InvalidSpecError: A group's span, spec and limits do not go together, a builder's
+            flag and constructor disagree, or an argument is of a wrong kind.
     """
     groups = as_tuple("groups", groups, AttentionGroup)
     require_ubatches(num_ubatches)
     device = indexed_device(device)
     kernel_block_sizes = prepare_kernel_block_sizes(groups)
     layouts = tuple(
-        BlockTableLayout.plan(aligned_spec(group), limits, size)
+        BlockTableLayout.plan(_aligned_spec(group), limits, size)
         for group, size in zip(groups, kernel_block_sizes, strict=True)
     )
     for group, layout in zip(groups, layouts, strict=True):
@@ -115,7 +118,7 @@ def init_attention(
     )
 
 
-def aligned_spec(group: AttentionGroup) -> CacheSpec:
+def _aligned_spec(group: AttentionGroup) -> CacheSpec:
     """Return the group's spec, aligned to what it and all its backends need.
 
     Raises:

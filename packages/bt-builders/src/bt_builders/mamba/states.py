@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bt_width import BlockTableLayout, InvalidSpecError, MambaSpec, UniformSpec
+from bt_width import BlockTableLayout, InvalidSpecError, MambaSpec
+from bt_width.specs import layers_of
 
 from ..batch.common import CommonAttentionMetadata
 from ..operations import Operations, SettledRows, StateBatch, StateGeometry, StateRows
@@ -28,7 +29,7 @@ class StatePart:
                 states than there are draft tokens.
         """
         self._operations = operations
-        spec = mamba_spec_of(layout)
+        spec = _mamba_spec_of(layout)
         num_reqs = layout.limits.max_num_reqs
         self._geometry = geometry = StateGeometry(
             width=layout.width,
@@ -79,14 +80,14 @@ class StatePart:
         )
 
 
-def mamba_spec_of(layout: BlockTableLayout) -> MambaSpec:
+def _mamba_spec_of(layout: BlockTableLayout) -> MambaSpec:
     """Return the spec that a recurrent group's layers share.
 
     Raises:
         InvalidSpecError: The group is of another kind, or has fewer speculative states
             than the limits have draft tokens.
     """
-    spec = layout.spec.members[0][1] if isinstance(layout.spec, UniformSpec) else layout.spec
+    spec = layers_of(layout.spec)[0]
     if not isinstance(spec, MambaSpec):
         raise InvalidSpecError(
             f"a Mamba builder needs a group of recurrent states, not of kind {layout.kind}",
