@@ -77,12 +77,14 @@ class Call:
         function: The call; it takes everything by keyword.
         good: Makes each argument anew, by name.
         unharmed: Fails where a refusal has changed something.
+        errors: The project's own errors that it may end in.
     """
 
     name: str
     function: Callable[..., object]
     good: Mapping[str, Callable[[], object]]
     unharmed: Callable[[], None] = field(default=lambda: None)
+    errors: tuple[type[Exception], ...] = (BlockTableError,)
 
 
 @st.composite
@@ -98,7 +100,7 @@ def refuses_or_answers(call: Call, arguments: Mapping[str, object]) -> None:
     refusal = None
     try:
         call.function(**arguments)
-    except BlockTableError as error:
+    except call.errors as error:
         refusal = error
     except Exception as error:
         raise AssertionError(

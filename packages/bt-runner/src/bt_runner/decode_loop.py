@@ -122,7 +122,7 @@ class DecodeLoop:
         for part in scheduled:
             self._scheduler.launch(part, self.num_steps)
         # what is drafted depends on the tokens, and how far a request gets on the drafts
-        self._staged = [] if self._drafter else self._stage_next()
+        self._staged = [] if self._drafter is not None else self._stage_next()
         with self.clock.paused():
             kept = self._runner.wait(under_way)
         self._runner.settle(under_way, kept)

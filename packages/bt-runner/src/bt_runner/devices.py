@@ -6,10 +6,11 @@ import os
 
 import torch
 
+from bt_runner.arguments import require_kind
 from bt_runner.errors import BadInputError
 
 
-def find_device(name: str | None) -> torch.device:
+def find_device(name: torch.device | str | None) -> torch.device:
     """Return the device called ``name``; without a name CUDA if there is one, else the CPU.
 
     Where torchrun started several processes, each takes a CUDA device of its own.
@@ -21,10 +22,13 @@ def find_device(name: str | None) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
+    require_kind("device", name, torch.device, str)
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise BadInputError(f"device {name!r} cannot be used: {reason}", device=name) from error
+        raise BadInputError(
+            f"device {str(name)!r} cannot be used: {reason}", device=str(name)
+        ) from error
     return device

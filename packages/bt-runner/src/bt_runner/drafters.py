@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from bt_runner.arguments import require_int
+
 
 class Drafter(Protocol):
     """Guesses how a text goes on."""
@@ -22,7 +24,13 @@ class NGramDrafter:
     """
 
     def __init__(self, longest: int = 3, reach: int = 4_096) -> None:
-        """Take how much is looked up, and how far back."""
+        """Take how much is looked up, and how far back.
+
+        Raises:
+            BadInputError: One of them is no int above 0.
+        """
+        require_int("longest", longest, minimum=1)
+        require_int("reach", reach, minimum=1)
         self.longest = longest
         self.reach = reach
 

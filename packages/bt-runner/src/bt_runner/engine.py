@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from bt_runner.arguments import as_list, as_tokens, require_attributes, require_kind
 from bt_runner.block_pool import BlockPool
 from bt_runner.decode_loop import DecodeLoop, StepOutput
 from bt_runner.drafters import Drafter
@@ -61,15 +62,30 @@ class Engine:
                 do the same; ``limits`` says the same of them.
             graphs: Which decode steps are captured; none by default.
             sanitizes: Whether every step's tables are checked before a layer reads them.
+
+        Raises:
+            BadInputError: One of them is not what it should be, or does not fit the others.
+            BlockTableError: No plan serves the limits with caches cut that way.
         """
+        options = CacheOptions() if options is None else options
+        graphs = GraphOptions() if graphs is None else graphs
+        ranks = Alone() if ranks is None else ranks
+        require_kind("config", config, ModelConfig)
+        require_kind("limits", limits, ServingLimits)
+        require_kind("options", options, CacheOptions)
+        require_kind("graphs", graphs, GraphOptions)
+        require_kind("sanitizes", sanitizes, bool)
+        require_attributes("ranks", ranks, "size", "rank", "gather", "gather_texts")
+        if drafter is not None:
+            require_attributes("drafter", drafter, "propose")
         self._runner = ModelRunner(
             config,
             weights,
             limits,
-            options=options or CacheOptions(),
+            options=options,
             num_blocks=num_blocks,
-            parallel=ranks or Alone(),
-            graphs=graphs or GraphOptions(),
+            parallel=ranks,
+            graphs=graphs,
         )
         self._rows = RequestRows(self._runner.layouts, self._runner.num_blocks)
         if sanitizes:
@@ -116,7 +132,12 @@ class Engine:
         return bool(self._scheduler.requests)
 
     def observe(self, recorder: Recorder) -> None:
-        """Let ``recorder`` see every step from now on."""
+        """Let ``recorder`` see every step from now on.
+
+        Raises:
+            BadInputError: It cannot record.
+        """
+        require_attributes("recorder", recorder, "record")
         self._runner.recorder = recorder
 
     def new_request(
@@ -130,16 +151,20 @@ class Engine:
 
         Raises:
             RequestRefusedError: It could never finish; the message has the numbers.
-            BadInputError: Its name is in use.
+            BadInputError: Its name is in use, or an argument is not what it should be.
         """
+        params = SamplingParams() if params is None else params
+        require_kind("params", params, SamplingParams)
         name = f"request-{self._num_added}" if request_id is None else request_id
+        require_kind("request_id", name, str)
+        tokens = as_tokens("the prompt", prompt, self._runner.vocab_size)
         if name in self._scheduler.requests:
             raise BadInputError(f"there is a request {name!r} already", request_id=name)
         request = Request(
             request_id=name,
-            prompt_len=len(prompt),
-            params=params or SamplingParams(),
-            tokens=list(prompt),
+            prompt_len=len(tokens),
+            params=params,
+            tokens=tokens,
         )
         self._scheduler.require_fit(request)
         return request
@@ -158,13 +183,28 @@ class Engine:
         return request
 
     def abort(self, request_id: str) -> None:
-        """End a request early and give its blocks back."""
+        """End a request early and give its blocks back.
+
+        Raises:
+            BadInputError: No request of that name waits or runs.
+        """
+        require_kind("request_id", request_id, str)
+        if request_id not in self._scheduler.requests:
+            raise BadInputError(f"there is no request {request_id!r}", request_id=request_id)
         self._loop.abort(self._scheduler.requests[request_id])
 
     def generate(
         self, prompts: Iterable[Sequence[int]], params: SamplingParams | None = None
     ) -> Iterator[StepOutput]:
-        """Run prompts to their end, giving tokens as they come, step by step."""
+        """Run prompts to their end, giving tokens as they come, step by step.
+
+        Raises:
+            BadInputError: As for ``new_request``; then none of them was added.
+            RequestRefusedError: As for ``new_request``; then none of them was added.
+        """
+        prompts = as_list("prompts", prompts)
+        for prompt in prompts:
+            self.new_request(prompt, params)
         for prompt in prompts:
             self.add_request(prompt, params)
         while self.has_work:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bt_builders import CudagraphSupport
+from bt_runner.arguments import as_list, require_int
 from bt_runner.errors import BadInputError
 from bt_runner.request import Request, SamplingParams
 from bt_runner.step_plan import Scheduled
@@ -73,6 +74,11 @@ class GraphOptions:
 
     batch_sizes: tuple[int, ...] = ()
     capture: Capture = field(default_factory=CudaCapture)
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no batch has."""
+        for size in as_list("batch_sizes", self.batch_sizes):
+            require_int("a graph's batch size", size, minimum=1)
 
 
 class GraphSize(NamedTuple):

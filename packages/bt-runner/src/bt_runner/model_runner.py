@@ -27,7 +27,7 @@ from bt_runner.models.config import ModelConfig
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.sharding import Ranks, Sharding, require_one_plan
 from bt_runner.models.step import GroupStep, ModelStep
-from bt_runner.models.weights import Weights
+from bt_runner.models.weights import Weights, require_weights
 from bt_runner.observer import Recorder
 from bt_runner.rows import pool_sizes
 from bt_runner.sampling import choose_tokens, keep_tokens, plan_choices
@@ -67,6 +67,7 @@ class ModelRunner:
         layouts: Their plans.
         num_blocks: Blocks of each group, the null block included.
         caches: Their memory.
+        vocab_size: Tokens the model knows.
         recorder: What observes the steps, or None.
         guard: What checks the tables of every step, or None.
     """
@@ -83,9 +84,10 @@ class ModelRunner:
         graphs: GraphOptions,
     ) -> None:
         """Plan the groups, make tables, builders, caches and the model, and capture steps."""
+        require_weights(config, weights)
         embedding = weights[config.names.embedding]
         self._device, self._dtype = embedding.device, embedding.dtype
-        self._limits, self._vocab_size = limits, config.vocab_size
+        self._limits, self.vocab_size = limits, config.vocab_size
         self.recorder: Recorder | None = None
         self.guard: TableGuard | None = None
         self.groups = cache_groups(config, options)
@@ -123,7 +125,7 @@ class ModelRunner:
         size = fitting_size(scheduled, self._graphs)
         # everything that is copied there goes first: a copy waits for what was launched before
         commons, model_step = self._prepare(scheduled, size)
-        choices = plan_choices(scheduled, self._vocab_size, self._device)
+        choices = plan_choices(scheduled, self.vocab_size, self._device)
         compute = self._graphs[size] if size else partial(self._model.forward, model_step)
         layer_outputs = compute()
         logits = self._model.logits(layer_outputs[-1][choices.rows])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+from bt_runner.arguments import require_int, require_kind
+from bt_runner.errors import BadInputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,19 @@ class SamplingParams:
     temperature: float = 0.0
     seed: int = 0
     stop_tokens: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Check each field; how many new tokens a request may want, the engine says."""
+        require_int("max_new_tokens", self.max_new_tokens)
+        require_int("seed", self.seed)
+        require_kind("stop_tokens", self.stop_tokens, frozenset)
+        is_number = isinstance(self.temperature, int | float)
+        if not (is_number and math.isfinite(self.temperature) and self.temperature >= 0):
+            raise BadInputError(
+                f"temperature must be a number of at least 0, not {self.temperature!r}",
+                argument="temperature",
+                value=self.temperature,
+            )
 
 
 class FinishReason(Enum):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bt_runner.arguments import as_list, require_int
 from bt_runner.block_pool import BlockPool
 from bt_runner.errors import BadInputError, RequestRefusedError
 from bt_runner.request import Request
@@ -174,11 +175,24 @@ def pool_sizes(
         layouts: The groups' plans.
         num_blocks: Of each pool, or of all; by default enough for as many of the longest
             requests as may run.
+
+    Raises:
+        BadInputError: They are not as many as the groups, or one is no int.
     """
     if isinstance(num_blocks, int):
+        require_int("num_blocks", num_blocks)
         return (num_blocks,) * len(layouts)
     if num_blocks is not None:
-        return tuple(num_blocks)
+        sizes = tuple(as_list("num_blocks", num_blocks))
+        for size in sizes:
+            require_int("a pool's num_blocks", size)
+        if len(sizes) != len(layouts):
+            raise BadInputError(
+                f"num_blocks has {len(sizes)} pools, and the model {len(layouts)} cache groups",
+                num_pools=len(sizes),
+                num_groups=len(layouts),
+            )
+        return sizes
     return tuple(
         1
         + layout.limits.max_num_reqs

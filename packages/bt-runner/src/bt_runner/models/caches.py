@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from bt_runner.errors import BadInputError
 from bt_runner.models.cache_groups import CachedTensor, CacheGroup, cache_dtype
 from bt_runner.models.paging import write
 from bt_tables import kv_cache_shape
@@ -28,13 +30,17 @@ class Caches:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate every group's tensors for its pool."""
+        """Allocate every group's tensors for its pool.
+
+        Raises:
+            BadInputError: There is not so much memory.
+        """
         self.tensors: dict[tuple[int, str], Tensor] = {}
         for group, layout, count in zip(groups, layouts, num_blocks, strict=True):
             for tensor in group.tensors:
                 shape = kv_cache_shape(layout, count, tensor.shape, member=_member(layout, tensor))
-                self.tensors[tensor.layer, tensor.name] = torch.zeros(
-                    shape, dtype=cache_dtype(tensor, dtype), device=device
+                self.tensors[tensor.layer, tensor.name] = _allocate(
+                    shape, cache_dtype(tensor, dtype), device
                 )
 
     def __getitem__(self, key: tuple[int, str]) -> Tensor:
@@ -50,6 +56,20 @@ class Caches:
         for tensor in group.tensors:
             cache = self[tensor.layer, tensor.name]
             write(cache, target_ids, cache[source_ids])
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except (RuntimeError, TypeError) as error:
+        # torch raises the latter for a number beyond int64
+        num_bytes = math.prod(shape) * dtype.itemsize
+        raise BadInputError(
+            f"a cache of {shape[0]:,} blocks takes {num_bytes:,} bytes, and {device} does not "
+            "give them: make num_blocks smaller",
+            num_blocks=shape[0],
+            num_bytes=num_bytes,
+        ) from error
 
 
 def _member(layout: BlockTableLayout, tensor: CachedTensor) -> str | None:

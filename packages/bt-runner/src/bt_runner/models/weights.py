@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from bt_runner.arguments import require_int, require_kind
+from bt_runner.devices import find_device
+from bt_runner.errors import BadInputError
 from bt_runner.models.config import (
     MLA,
     MLP,
@@ -21,6 +24,7 @@ from bt_runner.models.config import (
 Weights = Mapping[str, Tensor]
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
+_SEEDS = 2**64
 # Where rounding to bfloat16 would change a choice or a decay that compounds over the sequence.
 _KEPT_WIDE = (
     "mlp.gate.weight",
@@ -53,6 +57,32 @@ def tensor_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32) if name.endswith(_KEPT_WIDE) else dtype
 
 
+def require_weights(config: ModelConfig, weights: Weights) -> None:
+    """Refuse tensors that are not those of a model.
+
+    Raises:
+        BadInputError: One is missing, or has another shape, or lies on another device.
+    """
+    require_kind("weights", weights, Mapping)
+    device = None
+    for name, shape in tensor_shapes(config).items():
+        tensor = weights.get(name)
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise BadInputError(f"weights have no floating tensor {name!r}", tensor=name)
+        if tuple(tensor.shape) != shape:
+            raise BadInputError(
+                f"weights: {name} has shape {tuple(tensor.shape)}, and the model wants {shape}",
+                tensor=name,
+                shape=tuple(tensor.shape),
+                expected=shape,
+            )
+        device = device or tensor.device
+        if tensor.device != device:
+            raise BadInputError(
+                f"weights: {name} lies on {tensor.device}, and others on {device}", tensor=name
+            )
+
+
 def random_weights(
     config: ModelConfig, *, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
@@ -60,8 +90,17 @@ def random_weights(
 
     They are drawn wide enough that attention is far from uniform and that a forgotten norm, bias
     or decay shows in the output.
+
+    Raises:
+        BadInputError: An argument is not what it should be, or the device is not there.
     """
-    generator = torch.Generator().manual_seed(seed)
+    require_kind("config", config, ModelConfig)
+    require_int("seed", seed)
+    require_kind("dtype", dtype, torch.dtype)
+    if not dtype.is_floating_point:
+        raise BadInputError(f"dtype must be a floating one, not {dtype}", dtype=str(dtype))
+    device = find_device(device)
+    generator = torch.Generator().manual_seed(seed % _SEEDS)
     return {
         name: _draw(name, shape, generator).to(device=device, dtype=tensor_dtype(name, dtype))
         for name, shape in tensor_shapes(config).items()

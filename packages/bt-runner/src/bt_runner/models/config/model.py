@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bt_runner.arguments import require_int, require_kind
 from bt_runner.errors import BadInputError
 from bt_runner.models.config.attention import MLA, Selection, SelectShared, SelectTopK
 from bt_runner.models.config.feed_forward import MLP, MoE
@@ -61,7 +62,14 @@ class ModelConfig:
     names: TensorNames = field(default_factory=TensorNames)
 
     def __post_init__(self) -> None:
-        """Refuse a layer that shares a choice where none is made below it."""
+        """Check the numbers, and that a choice is made below every layer that shares one."""
+        require_int("vocab_size", self.vocab_size, minimum=1)
+        require_int("hidden_size", self.hidden_size, minimum=1)
+        require_int("max_positions", self.max_positions, minimum=1)
+        require_kind("names", self.names, TensorNames)
+        require_kind("layers", self.layers, tuple)
+        for index, layer in enumerate(self.layers):
+            require_kind(f"layer {index}", layer, AttentionLayer, MambaLayer)
         has_choice = False
         for index, layer in enumerate(self.layers):
             if isinstance(layer, AttentionLayer):
