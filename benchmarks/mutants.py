@@ -13,17 +13,37 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
+
+from benchmarks.warm_tests import WarmTests
+from cosmic_ray.mutating import use_mutation  # type: ignore[import-not-found]
+from cosmic_ray.plugins import get_operator  # type: ignore[import-not-found]
+from cosmic_ray.work_db import use_db  # type: ignore[import-not-found]
+from cosmic_ray.work_item import (  # type: ignore[import-not-found]
+    TestOutcome,
+    WorkerOutcome,
+    WorkResult,
+)
 
 ROOT = Path(__file__).parents[1]
 SKIP = "INSERT INTO work_results (job_id, worker_outcome) VALUES (?, 'SKIPPED')"
 MUTANTS = """SELECT job_id, operator_name, start_pos_row, start_pos_col FROM mutation_specs
              ORDER BY operator_name, occurrence"""
 RESULTS = """SELECT test_outcome, diff FROM work_results WHERE worker_outcome != 'SKIPPED'"""
+
+PACKAGES = ["bt_width", "bt_tables", "bt_builders", "bt_runner"]
+# cosmic-ray asks for a command, which nothing here runs.
+SETTINGS = ["timeout = 1", "excluded-modules = []", 'test-command = "false"']
+SETTINGS += ["[cosmic-ray.distributor]", 'name = "local"']
+OPTIONS = ["-x", "-q", "-m", "fast", "--assert=plain", "--hypothesis-seed=0"]
+OPTIONS += ["-p", "no:cacheprovider", "-p", "no:randomly", "-p", "tests.support.no_shrinking"]
 
 Position = tuple[int, int]
 Span = tuple[Position, Position]
@@ -58,68 +78,71 @@ class Workplace:
         return Path("packages") / distribution / "src" / self.package / self.module
 
     def prepare(self) -> None:
-        """Copy the tree, and list every change, unless that was done for these very files."""
-        folders = (self.source.parents[-3], Path("tests", self.package), Path("tests", "support"))
-        files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+        """Copy what is tested, and list every change, unless that was done for these files."""
+        files = [ROOT / "pytest.ini", ROOT / "tests" / "conftest.py"]
+        packages = PACKAGES[: PACKAGES.index(self.package) + 1]
+        folders = [f"packages/{name.replace('_', '-')}/src" for name in packages]
+        for folder in (*folders, f"tests/{self.package}", "tests/support"):
+            files += sorted((ROOT / folder).rglob("*.py"))
         digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
         mark = self.folder / "digest"
-        is_known = mark.exists() and mark.read_text() == digest
-        if not is_known:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        for name in ("packages", "tests"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, self.folder / name, ignore=ignored, dirs_exist_ok=True)
-        shutil.copy(ROOT / "pytest.ini", self.folder)
-        if not is_known:
-            (self.folder / "cosmic-ray.toml").write_text(self._settings())
-            self._cosmic_ray("init", "cosmic-ray.toml", self.session.name)
-            mark.write_text(digest)
+        if mark.exists() and mark.read_text() == digest:
+            # a run that was stopped may have left a change
+            shutil.copy(ROOT / self.source, self.folder / self.source)
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for path in files:
+            copy = self.folder / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+        settings = [f"module-path = {json.dumps(str(self.source))}", *SETTINGS]
+        (self.folder / "settings.toml").write_text("\n".join(["[cosmic-ray]", *settings]))
+        command = [sys.executable, "-m", "cosmic_ray.cli", "init", "settings.toml"]
+        subprocess.run([*command, self.session.name], cwd=self.folder, check=True)
+        mark.write_text(digest)
 
-    def require_passing_tests(self) -> None:
-        """Try no change at all first: tests that fail anyway would notice everything."""
-        try:
-            self._cosmic_ray("baseline", "cosmic-ray.toml")
-        except subprocess.CalledProcessError:
+    def time_tests(self, warm: WarmTests) -> Mapping[Path, float]:
+        """The seconds that each file of tests takes when nothing is changed."""
+        options = ["--junit-xml=times.xml", "-o", "junit_duration_report=total"]
+        if not warm.pass_in(self.folder, [*OPTIONS, *options, f"tests/{self.package}"]):
+            print((self.folder / "output.txt").read_text())
+            # tests that fail anyway would notice everything
             sys.exit(f"the fast tests of {self.package} fail as they are: mend them first")
+        seconds: dict[Path, float] = defaultdict(float)
+        for test in ElementTree.parse(self.folder / "times.xml").iter("testcase"):
+            # a file that skips itself has no class
+            if test.attrib["classname"]:
+                path = Path(test.attrib["classname"].replace(".", "/")).with_suffix(".py")
+                seconds[path] += float(test.attrib["time"])
+        return seconds
 
-    def run(self) -> None:
-        """Try every change that waits."""
-        self._cosmic_ray("exec", "cosmic-ray.toml", self.session.name)
-
-    def _settings(self) -> str:
-        paths = sorted((self.folder / "packages").glob("*/src"))
-        environment = f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={':'.join(map(str, paths))}"
-        options = "-x -q -m fast -p no:cacheprovider -p no:randomly"
-        options += " -p tests.support.no_shrinking --hypothesis-seed=0"
-        tests = " ".join(map(str, self._tests()))
-        command = f"env {environment} {sys.executable} -m pytest {options} {tests}"
-        return "\n".join(
-            [
-                "[cosmic-ray]",
-                f"module-path = {json.dumps(str(self.source))}",
-                f"timeout = {self.seconds}",
-                "excluded-modules = []",
-                f"test-command = {json.dumps(command)}",
-                "[cosmic-ray.distributor]",
-                'name = "local"',
-            ]
-        )
-
-    def _tests(self) -> list[Path]:
-        """The package's tests, those first that are named after the module or its folder."""
-        folder = ROOT / "tests" / self.package
+    def run(self, warm: WarmTests, seconds: Mapping[Path, float]) -> None:
+        """Try every change that waits, on the likeliest tests first and then on the quickest."""
         names = Path(self.module).with_suffix("").parts
-        tests = {path for path in folder.iterdir() if path.is_dir() or path.match("test_*.py")}
-        tests -= {path for path in tests if path.is_dir() and not list(path.glob("test_*.py"))}
-        order = sorted(
-            tests,
-            key=lambda path: (path.stem.removeprefix("test_") not in names, path.is_dir(), path),
-        )
-        return [path.relative_to(ROOT) for path in order]
 
-    def _cosmic_ray(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "cosmic_ray.cli", *arguments]
-        subprocess.run(command, cwd=self.folder, check=True)
+        def may_wait(test: Path) -> tuple[bool, float]:
+            is_near = test.stem.removeprefix("test_") in names or test.parent.name in names
+            return not is_near, seconds[test]
+
+        arguments = [*OPTIONS, *map(str, sorted(seconds, key=may_wait))]
+        source = self.folder / self.source
+        with use_db(self.session) as database:
+            for item in list(database.pending_work_items):
+                (mutation,) = item.mutations
+                operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+                with use_mutation(source, operator, mutation.occurrence) as (before, after):
+                    passed = warm.pass_in(self.folder, arguments, self.seconds)
+                result = WorkResult(
+                    worker_outcome=WorkerOutcome.NORMAL,
+                    output=(self.folder / "output.txt").read_text(errors="replace"),
+                    test_outcome=TestOutcome.SURVIVED if passed else TestOutcome.KILLED,
+                    diff="\n".join(self._diff(before, after)),
+                )
+                database.set_result(item.job_id, result)
+
+    def _diff(self, before: str, after: str) -> Iterator[str]:
+        lines = before.splitlines(), after.splitlines()
+        return unified_diff(*lines, str(self.source), str(self.source), lineterm="")
 
 
 class Mutant(NamedTuple):
@@ -225,9 +248,10 @@ def main() -> None:
     ]
     random.Random(args.seed).shuffle(mutants)
     skip_all_but(set(mutants[: args.sample]), workplaces)
-    workplaces[0].require_passing_tests()
+    warm = WarmTests()
+    seconds = workplaces[0].time_tests(warm)
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(Workplace.run, workplaces))
+        list(pool.map(lambda workplace: workplace.run(warm, seconds), workplaces))
     report(workplaces)
 
 
