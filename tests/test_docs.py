@@ -16,6 +16,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 MEASURED = {"plan-and-replay.md", "benchmarks.md"}
 READMES = [ROOT / "packages" / package.replace("_", "-") / "README.md" for package in PACKAGES]
 NAME = re.compile(r"`((?:bt_width|bt_tables|bt_builders|bt_runner)(?:\.\w+)+)`")
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \|", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 VLLM_NAMES = [
@@ -101,6 +102,40 @@ def test_the_plan_of_a_published_model_is_what_the_page_shows(
     write_config(tmp_path / model, config)
 
     assert run_page(f"```console\n{plan}```\n", tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def demo_lines() -> list[str]:
+    """What the demo prints, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bt_runner", "demo", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", READMES[-1]], ids=name_of)
+def test_the_demo_prints_what_the_readmes_show(page: Path, demo_lines: list[str]) -> None:
+    """The groups to the letter; below them all but the numbers, which are the machine's."""
+    (shown,) = [
+        block.text.removeprefix("$ bt-runner demo\n").splitlines()
+        for block in read_blocks(page.read_text(encoding="utf-8"))
+        if "bt-runner demo on cpu, float64" in block.text
+    ]
+    end = demo_lines.index("", 2)
+
+    assert shown[:end] == demo_lines[:end]
+    assert without_numbers(shown[end + 1]) == without_numbers(demo_lines[end + 1])
+    assert shown[-5:-4] == [""]
+    assert list(map(without_numbers, shown[-4:])) == list(map(without_numbers, demo_lines[-4:]))
+
+
+def without_numbers(line: str) -> str:
+    """A line with a sign for each number, and one space between words."""
+    return " ".join(NUMBER.sub("#", line).split())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
