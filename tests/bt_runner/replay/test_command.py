@@ -142,9 +142,6 @@ def _all_of(request: Request) -> int:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        pytest.param(["--acceptance", "1.5"], "--acceptance", id="acceptance"),
-        pytest.param(["--verify-every", "0"], "--verify-every", id="verify-every"),
-        pytest.param(["--step-ms", "nan"], "--step-ms", id="step-ms"),
         pytest.param(["--blocks", "5", "6"], "--blocks", id="blocks-per-group"),
         pytest.param(["--blocks", "1"], "pool of 1", id="no-block"),
         pytest.param(["--device", "nowhere"], "nowhere", id="device"),
@@ -159,6 +156,27 @@ def test_an_option_that_cannot_be_used_ends_with_2(
 
     assert code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--acceptance", "1.5"),
+        ("--acceptance", "most"),
+        ("--verify-every", "0"),
+        ("--max-requests", "-1"),
+        ("--step-ms", "nan"),
+        ("--blocks", "few"),
+    ],
+)
+def test_an_option_out_of_range_ends_with_2_and_is_named(
+    capsys: pytest.CaptureFixture[str], option: str, text: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(["replay", "trace.csv", "--config", "config.json", option, text])
+
+    assert end.value.code == 2
+    assert re.search(rf"argument {option}: must .*not {text}", capsys.readouterr().err)
 
 
 def test_every_group_may_have_a_pool_of_its_own(

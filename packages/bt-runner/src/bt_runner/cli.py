@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import NamedTuple
 
 import bt_runner
-from bt_runner.demo.arguments import add_arguments as add_demo_arguments
+from bt_runner.demo.options import add_options as add_demo_options
 from bt_runner.errors import RunnerError
-from bt_runner.geometry.arguments import add_arguments as add_plan_arguments
-from bt_runner.replay.arguments import add_arguments as add_replay_arguments
-from bt_runner.run.arguments import add_arguments as add_run_arguments
-from bt_runner.soak.arguments import add_arguments as add_soak_arguments
+from bt_runner.geometry.options import add_options as add_plan_options
+from bt_runner.replay.options import add_options as add_replay_options
+from bt_runner.run.options import add_options as add_run_options
+from bt_runner.soak.options import add_options as add_soak_options
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableError
 
@@ -26,13 +26,13 @@ class _Command(NamedTuple):
 
     Attributes:
         module: What runs it, imported only then.
-        add_arguments: Adds its options.
+        add_options: Adds its options.
         about: What it does.
         example: How it is called.
     """
 
     module: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    add_options: Callable[[argparse.ArgumentParser], None]
     about: str
     example: str
 
@@ -40,31 +40,31 @@ class _Command(NamedTuple):
 _COMMANDS = {
     "demo": _Command(
         "bt_runner.demo.command",
-        add_demo_arguments,
+        add_demo_options,
         "continue real text with the built-in hybrid model, and check every token",
         "bt-runner demo --max-new-tokens 8 --sanitize",
     ),
     "run": _Command(
         "bt_runner.run.command",
-        add_run_arguments,
+        add_run_options,
         "continue text with a Hugging Face checkpoint",
         'bt-runner run --model DIR --prompt "Once upon a time" --drafts 3',
     ),
     "plan": _Command(
         "bt_runner.geometry.command",
-        add_plan_arguments,
+        add_plan_options,
         "print the block tables and caches of a published model's config",
         "bt-runner plan --config config.json --max-model-len 131072 --explain",
     ),
     "replay": _Command(
         "bt_runner.replay.command",
-        add_replay_arguments,
+        add_replay_options,
         "run a trace of real traffic over a model's block tables, and check them",
         "bt-runner replay trace.csv --config config.json --speculative-tokens 3 --dcp 2",
     ),
     "soak": _Command(
         "bt_runner.soak.command",
-        add_soak_arguments,
+        add_soak_options,
         "run random traffic over random block tables for long, and check every step",
         "bt-runner soak --minutes 60",
     ),
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, command in _COMMANDS.items():
-        command.add_arguments(
+        command.add_options(
             commands.add_parser(
                 name,
                 help=command.about,

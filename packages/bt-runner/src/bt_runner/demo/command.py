@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bt_runner.demo.check import Verdict, check_request, near_tie_bound
 from bt_runner.demo.prompts import Prompt, installed_prompts, read_prompts
@@ -25,6 +24,8 @@ from bt_runner.models.weights import random_weights
 from bt_runner.observer import Recorder
 from bt_runner.processes import joined_ranks
 from bt_runner.request import Request, SamplingParams
+from bt_runner.terminal.progress import progress_bar
+from bt_runner.terminal.threads import one_thread
 from bt_width import ContextParallel, ServingLimits
 
 MAX_MODEL_LEN = 4_096
@@ -52,10 +53,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     if not console.is_terminal:
         console.width = PIPE_WIDTH
-    if device.type == "cpu":
-        # tensors so small that more threads would wait for each other longer than they work
-        torch.set_num_threads(1)
-    with joined_ranks(device.type) as ranks:
+    threads = one_thread() if device.type == "cpu" else nullcontext()
+    with threads, joined_ranks(device.type) as ranks:
         console.quiet = ranks.rank > 0
         is_well = _run_on(device, ranks, prompts, args, console)
     return 0 if is_well else 1
@@ -120,7 +119,7 @@ def _decode(
         engine.new_request(prompt.token_ids, params)
     arrivals = list(prompts)
     requests: list[Request] = []
-    with _progress(console) as progress:
+    with progress_bar(console) as progress:
         bar = progress.add_task("decoding", total=len(prompts) * max_new_tokens)
         while arrivals or engine.has_work:
             if arrivals and engine.num_steps >= STEPS_BETWEEN_ARRIVALS * len(requests):
@@ -134,21 +133,8 @@ def _check(
     model: DenseModel, requests: Sequence[Request], recorder: Recorder, console: Console
 ) -> list[Verdict]:
     verdicts = []
-    with _progress(console) as progress:
+    with progress_bar(console) as progress:
         for request in progress.track(requests, description="checking"):
             observations = recorder.observations[request.request_id]
             verdicts.append(check_request(model, request, observations))
     return verdicts
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
-    """Show a bar where there is a terminal, and nothing in a pipe."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield progress

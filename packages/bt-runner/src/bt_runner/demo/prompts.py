@@ -36,7 +36,9 @@ def read_prompts(path: Path) -> list[Prompt]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise BadInputError(f"cannot read prompts from {path}: {error.strerror}") from error
+        raise BadInputError(
+            f"cannot read prompts from {path}: {error.strerror}", path=str(path)
+        ) from error
     prompts = [
         Prompt(f"line {number}", list(line)) for number, line in enumerate(lines, 1) if line.strip()
     ]

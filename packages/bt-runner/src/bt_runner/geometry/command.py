@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from bt_runner.geometry.options import geometry_of, groups_of, limits_of
+from bt_runner.geometry.from_options import geometry_of, groups_of, limits_of
 from bt_runner.geometry.planning import PlannedGroup, plan_groups
 from bt_width import table_bytes
 

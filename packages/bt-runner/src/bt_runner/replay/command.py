@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bt_builders import init_attention
 from bt_runner.devices import find_device
 from bt_runner.errors import BadInputError
-from bt_runner.geometry.options import geometry_of, groups_of, limits_of
+from bt_runner.geometry.from_options import geometry_of, groups_of, limits_of
 from bt_runner.replay.check import VerificationError
 from bt_runner.replay.counting import UpdateCounts, counting_executor
 from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.pool_sizes import average_pool_sizes
 from bt_runner.replay.traffic.arrivals import Arrivals
 from bt_runner.replay.traffic.trace import MalformedLine, TraceRequest, read_trace
+from bt_runner.terminal.progress import progress_bar
+from bt_runner.terminal.threads import one_thread
 from bt_tables import StagedBlockTables
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableLayout
@@ -53,16 +52,15 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 where a table, a slot or a pool's book is not what it should be.
 
     Raises:
-        BadInputError: The trace, the config or an option cannot be used.
+        BadInputError: The trace or the config cannot be used, or the pools are not the groups.
         BlockTableError: The options make no plan.
     """
-    _require_options(args)
     malformed, refused = _Complaints(args.strict), _Complaints(args.strict)
     requests = _read_requests(args, malformed)
     replay, counts = _prepare(args, requests)
     arrivals = Arrivals(requests, args.step_ms if args.arrivals == "trace" else None)
     try:
-        with _one_thread():
+        with one_thread():
             _drive(replay, arrivals, len(requests), lambda line, why: refused.add(line.line, why))
     except (VerificationError, BlockTableFaultError) as error:
         print(f"step {replay.summary.num_steps}: {error}", file=sys.stderr)
@@ -74,26 +72,6 @@ def run(args: argparse.Namespace) -> int:
     summary.num_bytes = counts.num_bytes
     print(json.dumps(summary.to_record(), indent=2) if args.json else summary.to_text())
     return 0
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread: a step's arrays are small, and more would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _require_options(args: argparse.Namespace) -> None:
-    if not 0.0 <= args.acceptance <= 1.0:
-        raise BadInputError(f"--acceptance must lie in 0..1, not {args.acceptance}")
-    for name in ("verify_every", "step_ms"):
-        if not getattr(args, name) > 0:
-            option = f"--{name.replace('_', '-')}"
-            raise BadInputError(f"{option} must be above 0, not {getattr(args, name)}")
 
 
 def _read_requests(args: argparse.Namespace, malformed: _Complaints) -> list[TraceRequest]:
@@ -138,7 +116,9 @@ def _pool_sizes(
     if len(blocks) != len(layouts):
         raise BadInputError(
             f"--blocks has {len(blocks)} numbers for {len(layouts)} cache groups; "
-            "give one, or one for each"
+            "give one, or one for each",
+            num_pools=len(blocks),
+            num_groups=len(layouts),
         )
     return tuple(blocks)
 
@@ -150,13 +130,7 @@ def _drive(
     on_refused: Callable[[TraceRequest, str], None],
 ) -> None:
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("replaying", total=num_requests)
         for num_ended in replay.run(arrivals, on_refused):
             progress.update(task, completed=num_ended + replay.summary.num_refused)

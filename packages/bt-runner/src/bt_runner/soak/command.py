@@ -7,14 +7,13 @@ import itertools
 import random
 import time
 
-import torch
-
 from bt_runner.devices import find_device
-from bt_runner.errors import BadInputError, RunnerError
+from bt_runner.errors import RunnerError
 from bt_runner.soak.counts import Counts
 from bt_runner.soak.loop import SoakLoop
 from bt_runner.soak.resident import ResidentMemory
 from bt_runner.soak.scenario import Scenario, draw_scenario, every_kind
+from bt_runner.terminal.threads import one_thread
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableError
 
@@ -29,21 +28,12 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 where something was found, a block was lost or memory grew.
 
     Raises:
-        BadInputError: An option is out of range.
+        BadInputError: The device cannot be used.
     """
-    for name in ("minutes", "steps", "first_scenario"):
-        if not getattr(args, name) > 0:
-            option = f"--{name.replace('_', '-')}"
-            raise BadInputError(f"{option} must be above 0, not {getattr(args, name)}")
-    threads = torch.get_num_threads()
-    # a step's arrays are small: more threads would wait for each other longer than they work
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         soak = _Soak(args)
         soak.run(60.0 * args.minutes, args.first_scenario)
         return soak.verdict(args.max_growth)
-    finally:
-        torch.set_num_threads(threads)
 
 
 class _Soak:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bt_runner.geometry.arguments import add_geometry_arguments
+from bt_runner.geometry.options import add_geometry_options
+from bt_runner.terminal.values import count, measure, share
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
         "trace",
@@ -16,10 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TRACE",
         help="Azure's CSV, Mooncake's JSON lines, or a CSV of prompt and output tokens",
     )
-    add_geometry_arguments(parser)
+    add_geometry_options(parser)
     replay = parser.add_argument_group("replay")
     replay.add_argument(
-        "--max-requests", type=int, metavar="REQUESTS", help="stop reading the trace after so many"
+        "--max-requests",
+        type=count,
+        metavar="REQUESTS",
+        help="stop reading the trace after so many",
     )
     replay.add_argument(
         "--arrivals",
@@ -29,21 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     replay.add_argument(
         "--step-ms",
-        type=float,
+        type=measure,
         default=25.0,
         metavar="MS",
         help="what a step takes, with --arrivals trace (default: 25)",
     )
     replay.add_argument(
         "--blocks",
-        type=int,
+        type=count,
         nargs="+",
         metavar="BLOCKS",
         help="of the pool, or of each group's (default: what running requests need on average)",
     )
     replay.add_argument(
         "--acceptance",
-        type=float,
+        type=share,
         default=0.7,
         metavar="SHARE",
         help="the share of drafts that turn out right (default: 0.7)",
@@ -51,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     replay.add_argument("--seed", type=int, default=0, help="of the drafts' fate")
     replay.add_argument(
         "--verify-every",
-        type=int,
+        type=count,
         default=100,
         metavar="STEPS",
         help="compare every row and slot with the contract so often (default: 100)",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 
+from bt_runner.terminal.values import count, measure
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
-        "--minutes", type=float, default=5.0, metavar="N", help="how long (default: 5)"
+        "--minutes", type=measure, default=5.0, metavar="N", help="how long (default: 5)"
     )
     parser.add_argument(
         "--steps",
-        type=int,
+        type=count,
         default=200,
         metavar="STEPS",
         help="of a scenario before the next one is drawn (default: 200)",
@@ -20,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
     parser.add_argument(
         "--first-scenario",
-        type=int,
+        type=count,
         default=1,
         metavar="N",
         help="begin with this one, to see a finding again (default: 1)",

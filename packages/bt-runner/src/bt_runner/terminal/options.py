@@ -1,0 +1,44 @@
+"""The options that both commands which run an engine have."""
+
+from __future__ import annotations
+
+import argparse
+
+from bt_runner.terminal.values import count
+
+
+def add_device_options(parser: argparse.ArgumentParser, *, dtype: str) -> None:
+    """Add where the engine computes, and in what; ``dtype`` says what it is by default."""
+    parser.add_argument("--device", help="cpu, cuda, ... (default: CUDA where there is one)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float64", "float32", "bfloat16"),
+        help=f"of weights and caches (default: {dtype})",
+    )
+
+
+def add_limit_options(
+    parser: argparse.ArgumentParser, *, max_model_len: str, num_blocks: str
+) -> None:
+    """Add what is served, and on how many ranks; the words say what the two are by default."""
+    parser.add_argument(
+        "--max-model-len",
+        type=count,
+        metavar="N",
+        help=f"tokens of a text (default: {max_model_len})",
+    )
+    parser.add_argument(
+        "--num-blocks", type=count, metavar="N", help=f"blocks of each pool (default: {num_blocks})"
+    )
+    parser.add_argument(
+        "--interleave",
+        type=count,
+        default=1,
+        metavar="N",
+        help="consecutive tokens that stay on one rank (default: 1)",
+    )
+
+
+def add_sanitize_option(parser: argparse.ArgumentParser) -> None:
+    """Add whether the sanitizer is on."""
+    parser.add_argument("--sanitize", action="store_true", help="check every step's tables")
