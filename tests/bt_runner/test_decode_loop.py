@@ -20,6 +20,7 @@ from tests.bt_runner.harness import (
 from bt_runner.engine import Engine
 from bt_runner.model_runner import ModelRunner, StepUnderWay
 from bt_runner.request import FinishReason, Request, SamplingParams
+from bt_runner.step_inputs import StepPreparation
 from bt_runner.step_plan import StepPlan
 
 
@@ -35,8 +36,9 @@ class Log:
         """Listen to every runner."""
         self.calls: list[str] = []
         self.plans: list[StepPlan] = []
-        for name in ("stage", "launch", "wait"):
-            monkeypatch.setattr(ModelRunner, name, self._noting(name, getattr(ModelRunner, name)))
+        parts = ((StepPreparation, "stage"), (ModelRunner, "launch"), (ModelRunner, "wait"))
+        for owner, name in parts:
+            monkeypatch.setattr(owner, name, self._noting(name, getattr(owner, name)))
 
     def _noting(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any) -> Any:

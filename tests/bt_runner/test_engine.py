@@ -22,6 +22,7 @@ from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError, RequestRefusedError
 from bt_runner.model_runner import ModelRunner
 from bt_runner.request import FinishReason, SamplingParams
+from bt_runner.step_inputs import StepPreparation
 
 LENGTHS = (1, 17, 40, 5, 8, 33)
 
@@ -164,9 +165,13 @@ def test_g7_an_idle_engine_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("name", ["stage", "launch", "wait"], ids=["before", "within", "after"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(StepPreparation, "stage"), (ModelRunner, "launch"), (ModelRunner, "wait")],
+    ids=["before", "within", "after"],
+)
 def test_a_step_that_breaks_off_leaves_the_engine_usable(
-    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], name: str
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], owner: type, name: str
 ) -> None:
     """Its requests start over, and their tokens are those of an undisturbed run."""
     traffic = greedy_traffic(10, (20, 9, 4), max_new_tokens=8)
@@ -176,7 +181,7 @@ def test_a_step_that_breaks_off_leaves_the_engine_usable(
     for _ in range(4):
         engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, name, _raising(error))
+        patch.setattr(owner, name, _raising(error))
         with pytest.raises(error):
             engine.step()
     assert [pool.num_used for pool in engine.pools] == [0, 0, 0]

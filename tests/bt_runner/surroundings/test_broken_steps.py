@@ -19,7 +19,7 @@ from tests.bt_runner.harness import (
 )
 
 from bt_builders import DSAIndexerMetadataBuilder, MambaMetadataBuilder, MLAMetadataBuilder
-from bt_runner import model_runner
+from bt_runner import model_runner, step_inputs
 from bt_runner.drafters import Drafter
 from bt_runner.engine import Engine
 from bt_runner.models.dense_attention import DenseAttention
@@ -75,7 +75,7 @@ def _finish(engine: Engine) -> None:
 
 PLACES: list[Any] = [
     pytest.param(StagedBlockTables, "stage", id="staging"),
-    pytest.param(model_runner, "assemble", id="batch"),
+    pytest.param(step_inputs, "assemble", id="batch"),
     pytest.param(StagedBlockTables, "step", id="tables"),
     pytest.param(MLAMetadataBuilder, "build", id="mla-builder"),
     pytest.param(DSAIndexerMetadataBuilder, "build", id="indexer-builder"),

@@ -93,7 +93,7 @@ class DecodeLoop:
     def _start_over(self) -> None:
         """Trust nothing that was under way: Ctrl-C comes between any two instructions."""
         self._scheduler.start_over(self.num_steps)
-        self._runner.forget_tables()
+        self._runner.preparation.forget_tables()
         self._rows.complete(self.num_steps)
 
     def _propose_drafts(self) -> None:
@@ -109,7 +109,7 @@ class DecodeLoop:
     def _stage_next(self) -> list[Scheduled]:
         """Plan a step and stage what it changes in the tables; return its batch."""
         plan = self._scheduler.schedule(last_step=self.num_steps)
-        self._runner.stage(plan)
+        self._runner.preparation.stage(plan)
         return plan.scheduled
 
     def _run(self, scheduled: list[Scheduled]) -> list[StepOutput]:

@@ -84,12 +84,12 @@ class Engine:
             limits,
             options=options,
             num_blocks=num_blocks,
-            parallel=ranks,
+            ranks=ranks,
             graphs=graphs,
         )
-        self._rows = RequestRows(self._runner.layouts, self._runner.num_blocks)
+        self._rows = RequestRows(self._runner.preparation.layouts, self._runner.num_blocks)
         if sanitizes:
-            self._runner.guard = TableGuard(self._rows.layouts, self._rows.pools)
+            self._runner.preparation.guard = TableGuard(self._rows.layouts, self._rows.pools)
         self._scheduler = Scheduler(limits, self._rows)
         self._loop = DecodeLoop(
             self._runner, self._scheduler, self._rows, drafter, limits.num_speculative_tokens
@@ -104,7 +104,7 @@ class Engine:
     @property
     def layouts(self) -> tuple[BlockTableLayout, ...]:
         """The plan of each group."""
-        return self._runner.layouts
+        return self._rows.layouts
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
@@ -178,8 +178,8 @@ class Engine:
     ) -> Request:
         """Let a new request wait for its turn; it raises what ``new_request`` does."""
         request = self.new_request(prompt, params, request_id=request_id)
-        self._scheduler.add(request)
         self._num_added += 1
+        self._scheduler.add(request)
         return request
 
     def abort(self, request_id: str) -> None:

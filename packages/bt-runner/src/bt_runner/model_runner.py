@@ -1,4 +1,4 @@
-"""The device's half of a step: tables, metadata, model and choice; it knows no queue."""
+"""The device's half of a step: the model run over prepared inputs, and its choice taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bt_builders import CommonAttentionMetadata, MambaMetadataBuilder, init_attention
-from bt_runner.batch import BatchBuffers, assemble
 from bt_runner.graphs import (
     Capture,
     GraphOptions,
@@ -20,20 +19,17 @@ from bt_runner.graphs import (
     graph_sizes,
     stand_ins,
 )
-from bt_runner.guard import TableGuard
 from bt_runner.models.cache_groups import CacheOptions, cache_groups
 from bt_runner.models.caches import Caches
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.sharding import Ranks, Sharding, require_one_plan
-from bt_runner.models.step import GroupStep, ModelStep
 from bt_runner.models.weights import Weights, require_weights
 from bt_runner.observer import Recorder
-from bt_runner.rows import pool_sizes
+from bt_runner.pool_sizes import pool_sizes
 from bt_runner.sampling import choose_tokens, keep_tokens, plan_choices
-from bt_runner.staging import stage_plan
-from bt_runner.step_plan import Scheduled, StepPlan
-from bt_tables import StagedBlockTables
+from bt_runner.step_inputs import StepPreparation
+from bt_runner.step_plan import Scheduled
 from bt_width import ServingLimits
 
 
@@ -64,12 +60,11 @@ class ModelRunner:
 
     Attributes:
         groups: The model's cache groups.
-        layouts: Their plans.
+        preparation: Their tables and builders.
         num_blocks: Blocks of each group, the null block included.
         caches: Their memory.
         vocab_size: Tokens the model knows.
         recorder: What observes the steps, or None.
-        guard: What checks the tables of every step, or None.
     """
 
     def __init__(
@@ -80,39 +75,32 @@ class ModelRunner:
         *,
         options: CacheOptions,
         num_blocks: int | Sequence[int] | None,
-        parallel: Ranks,
+        ranks: Ranks,
         graphs: GraphOptions,
     ) -> None:
-        """Plan the groups, make tables, builders, caches and the model, and capture steps."""
+        """Plan the groups, make tables, builders, caches and the model, and capture steps.
+
+        Raises:
+            BadInputError: Weights, pools, ranks or graphs do not fit the model or the limits.
+            BlockTableError: No plan serves the limits with caches cut that way.
+        """
         require_weights(config, weights)
         embedding = weights[config.names.embedding]
-        self._device, self._dtype = embedding.device, embedding.dtype
-        self._limits, self.vocab_size = limits, config.vocab_size
+        device, dtype = embedding.device, embedding.dtype
+        self._device = device
+        self.vocab_size = config.vocab_size
         self.recorder: Recorder | None = None
-        self.guard: TableGuard | None = None
         self.groups = cache_groups(config, options)
-        setup = init_attention([group.attention for group in self.groups], limits, self._device)
-        self.layouts = setup.layouts
-        require_one_plan(parallel, self.layouts)
-        self._builders = [per_ubatch[0] for per_ubatch in setup.builders]
-        self.num_blocks = pool_sizes(self.layouts, num_blocks)
-        self._tables = StagedBlockTables(
-            self.layouts, device=self._device, num_blocks=self.num_blocks
-        )
-        self._buffers = BatchBuffers(limits, self._device)
-        self.caches = Caches(self.groups, self.layouts, self.num_blocks, self._dtype, self._device)
-        sharding = Sharding(parallel, limits.context_parallel.interleave)
+        setup = init_attention([group.attention for group in self.groups], limits, device)
+        require_one_plan(ranks, setup.layouts)
+        self.num_blocks = pool_sizes(setup.layouts, num_blocks)
+        names = [group.name for group in self.groups]
+        self.preparation = StepPreparation(names, setup, self.num_blocks, limits, device, dtype)
+        self.caches = Caches(self.groups, setup.layouts, self.num_blocks, dtype, device)
+        sharding = Sharding(ranks, limits.context_parallel.interleave)
         self._model = PagedModel(config, weights, self.caches, sharding)
         sizes = graph_sizes(graphs.batch_sizes, limits, setup.cudagraph_support)
         self._graphs = {size: self._capture(size, graphs.capture) for size in sizes}
-
-    def stage(self, plan: StepPlan) -> None:
-        """Stage what a plan changes in the rows."""
-        stage_plan(self._tables, plan)
-
-    def forget_tables(self) -> None:
-        """Take nothing on the device for granted: a step broke off."""
-        self._tables.invalidate()
 
     @torch.inference_mode()
     def launch(self, step: int, scheduled: Sequence[Scheduled]) -> StepUnderWay:
@@ -124,15 +112,15 @@ class ModelRunner:
         """
         size = fitting_size(scheduled, self._graphs)
         # everything that is copied there goes first: a copy waits for what was launched before
-        commons, model_step = self._prepare(scheduled, size)
+        inputs = self.preparation.prepare(scheduled, size)
         choices = plan_choices(scheduled, self.vocab_size, self._device)
-        compute = self._graphs[size] if size else partial(self._model.forward, model_step)
+        compute = self._graphs[size] if size else partial(self._model.forward, inputs.step)
         layer_outputs = compute()
         logits = self._model.logits(layer_outputs[-1][choices.rows])
         return StepUnderWay(
             step=step,
             scheduled=scheduled,
-            commons=commons,
+            commons=inputs.commons,
             layer_outputs=layer_outputs,
             logits=logits,
             chosen=choose_tokens(logits, choices.draws),
@@ -152,39 +140,6 @@ class ModelRunner:
             )
         return keep_tokens(under_way.scheduled, chosen)
 
-    def _prepare(
-        self, scheduled: Sequence[Scheduled], size: GraphSize | None
-    ) -> tuple[list[CommonAttentionMetadata], ModelStep]:
-        """Update the tables and build all metadata, padded to ``size``."""
-        batch = assemble(
-            scheduled,
-            self._buffers,
-            num_reqs_padded=size and size.num_reqs,
-            num_tokens_padded=size and size.num_reqs * size.query_len,
-        )
-        tables = self._tables.step(batch.for_tables())
-        if self.guard is not None:
-            self.guard.check(scheduled, batch, tables)
-        # what is captured must do for requests of any length
-        longest = self._limits.max_model_len if size else None
-        commons = batch.for_builders(self.layouts, tables, longest)
-        groups = {
-            group.name: GroupStep(common, [builder.build(common) for builder in builders])
-            for group, builders, common in zip(self.groups, self._builders, commons, strict=True)
-        }
-        return commons, ModelStep(
-            token_ids=batch.token_ids,
-            positions=batch.positions,
-            owners=batch.request_of_token,
-            groups=groups,
-            dtype=self._dtype,
-        )
-
-    @torch.inference_mode()
-    def _capture(self, size: GraphSize, capture: Capture) -> Work:
-        _, step = self._prepare(stand_ins(size), size)
-        return capture(partial(self._model.forward, step))
-
     @torch.inference_mode()
     def settle(self, under_way: StepUnderWay, kept: Sequence[Sequence[int]]) -> None:
         """Copy states to where the next step looks for them, now that drafts are decided."""
@@ -193,7 +148,9 @@ class ModelRunner:
         counts += [1] * (commons[0].num_reqs - len(counts))  # padding
         if any(part.drafts for part in scheduled):
             accepted = torch.tensor(counts, dtype=torch.int32).to(self._device)
-            for group, builders, common in zip(self.groups, self._builders, commons, strict=True):
+            for group, builders, common in zip(
+                self.groups, self.preparation.builders, commons, strict=True
+            ):
                 for builder in builders:
                     if isinstance(builder, MambaMetadataBuilder):
                         settled = builder.settle(common, accepted)
@@ -201,3 +158,8 @@ class ModelRunner:
                         counts = settled.num_accepted_tokens.tolist()
         for part, count in zip(scheduled, counts, strict=False):
             part.request.num_accepted = count
+
+    @torch.inference_mode()
+    def _capture(self, size: GraphSize, capture: Capture) -> Work:
+        inputs = self.preparation.prepare(stand_ins(size), size)
+        return capture(partial(self._model.forward, inputs.step))

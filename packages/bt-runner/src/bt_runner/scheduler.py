@@ -32,7 +32,7 @@ class Scheduler:
         self.running: list[Request] = []
         self._limits = limits
         self._rows = rows
-        self._free_rows = _all_rows(limits)
+        self._free_rows = list(reversed(range(limits.max_num_reqs)))
         self._cleared_rows: list[int] = []
         self._null_prefixes: list[NullPrefix] = []
 
@@ -138,7 +138,7 @@ class Scheduler:
         }
         self.waiting = deque(self.requests.values())
         self.running = []
-        self._free_rows = _all_rows(self._limits)
+        self._free_rows = list(reversed(range(self._limits.max_num_reqs)))
         self._null_prefixes = []
         self._cleared_rows = list(range(self._limits.max_num_reqs))
         self._rows.recount(last_step=last_step)
@@ -201,8 +201,3 @@ class Scheduler:
             self._free_rows.append(request.row)
             self._cleared_rows.append(request.row)
             request.row = None
-
-
-def _all_rows(limits: ServingLimits) -> list[int]:
-    """Return every row, the one to be taken first at the end."""
-    return list(range(limits.max_num_reqs - 1, -1, -1))
