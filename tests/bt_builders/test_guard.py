@@ -96,7 +96,7 @@ VECTORS = [
 
 @pytest.mark.parametrize("name", VECTORS)
 def test_every_vector_is_checked(name: str) -> None:
-    """Too long, too short, of another dtype, strided, or no tensor at all."""
+    """Too long, too short, of another dtype, strided, expanded, or no tensor at all."""
     layout = plan(AttentionSpec(block_size=16), 200)
     guard = BatchGuard(layout, "cpu")
     common = make_batch(layout, [Request(40, 2), Request(20, 2)])
@@ -108,6 +108,7 @@ def test_every_vector_is_checked(name: str) -> None:
         torch.cat([vector, vector[:1]]),
         vector.to(torch.int16),
         torch.stack([vector, vector], dim=1)[:, 0],
+        vector[:1].expand(len(vector)),
         vector.view(1, -1),
         vector.tolist(),
     ):

@@ -23,7 +23,6 @@ from bt_builders import (
 )
 from bt_builders.agreement.kernel_rules import (
     CUTLASS_MLA,
-    DEEPGEMM_PAGED_MQA_SM100,
     FLASHINFER_MLA,
     FLASHMLA_DENSE_BATCH_INVARIANT,
 )
@@ -104,6 +103,17 @@ def test_b7_every_group_keeps_its_own_block() -> None:
 
     assert tuple(layout.block_size for layout in setup.layouts) == sizes
     assert [layout.width for layout in setup.layouts] == [4, 16, 128, 256]
+
+
+def test_a_spec_without_an_alignment_takes_its_backends() -> None:
+    spec = AttentionSpec(block_size=5, token_alignment=None)
+
+    (layout,) = init_attention(
+        [group(spec, backend("a", [5], span=15))], serving_limits(21), "cpu"
+    ).layouts
+
+    assert layout.spec == AttentionSpec(block_size=5, token_alignment=15)
+    assert layout.width == 6
 
 
 def test_the_alignment_is_what_spec_and_backends_need_together() -> None:
@@ -366,13 +376,6 @@ def test_the_batch_invariant_rule_is_64_columns() -> None:
     ).layouts
 
     assert layout.width == 128
-
-
-def test_pages_in_states_are_tokens_times_the_ratio() -> None:
-    """A page of 64 states at 4 tokens each is a kernel block of 256 tokens."""
-    chosen = DEEPGEMM_PAGED_MQA_SM100.backend(DSAIndexerMetadataBuilder, tokens_per_state=4)
-
-    assert chosen.supported_kernel_block_sizes == (128, 256, 512)
 
 
 @pytest.mark.parametrize(

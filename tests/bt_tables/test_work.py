@@ -10,6 +10,7 @@ from tests.support.executors import CheckedExecutor, Counts
 from tests.support.tables import batch_of, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
+from bt_tables._launch.engine import MAX_COLUMN_PROGRAMS
 from bt_width import AttentionSpec, MambaSpec, ServingLimits
 
 REQUESTS = 256
@@ -90,6 +91,44 @@ def test_a_long_context_costs_no_more_than_a_short_one() -> None:
         found.append(cost_of(executor, tables, decode_batch()))
 
     assert found[0] == found[1]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("kernel_block_size", "blocks", "programs"),
+    [
+        pytest.param(64, 512, 1, id="one-tile"),
+        pytest.param(64, 513, 2, id="one-past-a-tile"),
+        pytest.param(16, 128, 1, id="one-tile-after-expansion"),
+        pytest.param(16, 257, 3, id="past-two-tiles-after-expansion"),
+    ],
+)
+def test_a_long_edit_is_shared_by_a_program_for_every_tile(
+    kernel_block_size: int, blocks: int, programs: int
+) -> None:
+    limits = ServingLimits(max_model_len=64 * 2048, max_num_reqs=4, max_num_batched_tokens=4)
+    executor = CheckedExecutor()
+    layouts = plan_groups(limits, (AttentionSpec(block_size=64), kernel_block_size))
+    tables = StagedBlockTables(layouts, device=executor)
+
+    tables.append_block_ids(0, [range(1, 1 + blocks)])
+    tables.apply_staged_writes()
+
+    assert executor.counts.programs == programs
+
+
+@pytest.mark.fast
+def test_edits_of_many_long_rows_share_a_bounded_number_of_programs() -> None:
+    limits = ServingLimits(max_model_len=2**20, max_num_reqs=600, max_num_batched_tokens=600)
+    executor = CheckedExecutor()
+    tables = StagedBlockTables(plan_groups(limits, AttentionSpec(block_size=64)), device=executor)
+
+    tables.append_block_ids(0, [range(1, 2**14 + 1)])
+    for row in range(1, 600):
+        tables.append_block_ids(row, [[7]])
+    tables.apply_staged_writes()
+
+    assert executor.counts.programs == 600 * (MAX_COLUMN_PROGRAMS // 600)
 
 
 @pytest.mark.fast
