@@ -73,7 +73,7 @@ def test_c1_c2_c10_padding_rows_hold_nothing(monkeypatch: pytest.MonkeyPatch) ->
             common = group.common
             padding = common.seq_lens == 0
             assert (common.block_table[padding] == 0).all()
-            tokens = padding[step.owners]
+            tokens = padding[step.req_of_token]
             assert (common.slot_mapping[tokens] == PAD_SLOT).all()
             assert (step.positions[tokens] < 0).all()
             seen.append(int(padding.sum()))
@@ -126,7 +126,7 @@ def test_h7_what_a_graph_would_capture_never_moves(monkeypatch: pytest.MonkeyPat
     forward = PagedModel.forward
 
     def noted_forward(self: PagedModel, step: ModelStep) -> list[torch.Tensor]:
-        note("step", step.token_ids, step.positions, step.owners)
+        note("step", step.token_ids, step.positions, step.req_of_token)
         return forward(self, step)
 
     monkeypatch.setattr(PagedModel, "forward", noted_forward)

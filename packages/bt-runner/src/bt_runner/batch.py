@@ -36,7 +36,7 @@ class BatchArrays:
         seq_lens: ``[N]`` int32.
         num_computed_tokens: ``[N]`` int32.
         num_accepted_tokens: ``[N]`` int32.
-        request_of_token: ``[T]`` int64, the batch's row of each token; the last one for padding.
+        req_of_token: ``[T]`` int64, the batch's row of each token; the last one for padding.
     """
 
     num_reqs: int
@@ -52,7 +52,7 @@ class BatchArrays:
     seq_lens: Tensor
     num_computed_tokens: Tensor
     num_accepted_tokens: Tensor
-    request_of_token: Tensor
+    req_of_token: Tensor
 
     def for_tables(self) -> StepBatch:
         """Return what the table update is given."""
@@ -115,7 +115,7 @@ class BatchBuffers:
         num_tokens, num_reqs = limits.max_num_batched_tokens, limits.max_num_reqs
         tokens = torch.zeros(3, num_tokens, dtype=torch.int64, device=device)
         requests = torch.zeros(3, num_reqs, dtype=torch.int32, device=device)
-        self.token_ids, self.positions, self.request_of_token = tokens.unbind()
+        self.token_ids, self.positions, self.req_of_token = tokens.unbind()
         self.seq_lens, self.num_computed_tokens, self.num_accepted_tokens = requests.unbind()
         self.query_start_loc = torch.zeros(num_reqs + 1, dtype=torch.int32, device=device)
 
@@ -147,7 +147,7 @@ def assemble(
     seq_lens = per_request([part.seq_len for part in scheduled], 0)
     token_ids = [token for part in scheduled for token in part.token_ids]
     positions = [position for part in scheduled for position in range(part.start, part.seq_len)]
-    owners = np.repeat(np.arange(len(scheduled)), query_lens).tolist()
+    req_of_token = np.repeat(np.arange(len(scheduled)), query_lens).tolist()
     computed = [part.start for part in scheduled]
     accepted = [part.request.num_accepted for part in scheduled]
     return BatchArrays(
@@ -164,7 +164,7 @@ def assemble(
         seq_lens=_put(buffers.seq_lens, seq_lens),
         num_computed_tokens=_put(buffers.num_computed_tokens, per_request(computed, 0)),
         num_accepted_tokens=_put(buffers.num_accepted_tokens, per_request(accepted, 1)),
-        request_of_token=_put(buffers.request_of_token, per_token(owners, num_reqs - 1)),
+        req_of_token=_put(buffers.req_of_token, per_token(req_of_token, num_reqs - 1)),
     )
 
 

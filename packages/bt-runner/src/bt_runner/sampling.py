@@ -12,7 +12,8 @@ from torch import Tensor
 from bt_runner.request import SamplingParams
 from bt_runner.step_plan import Scheduled
 
-_KEYS = 2**128
+# a key of Philox has 128 bits
+_NUM_KEYS = 2**128
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +46,21 @@ def plan_draws(
         vocab_size: Tokens to choose from.
         device: Where the logits will be.
     """
-    if all(each.temperature <= 0 for each in params):
+    if all(each.temperature == 0 for each in params):
         return None
-    temperatures = torch.tensor([each.temperature or 1.0 for each in params])
+    temperatures = torch.tensor(
+        [each.temperature or 1.0 for each in params], dtype=torch.float64, device=device
+    )
     noise = [_noise(vocab_size, *pair) for pair in zip(params, positions, strict=True)]
-    return Draws(temperatures.double()[:, None].to(device), torch.stack(noise).to(device))
+    return Draws(temperatures[:, None], torch.stack(noise).to(device))
 
 
 def _noise(vocab_size: int, params: SamplingParams, position: int) -> Tensor:
     """Return Gumbel noise: the argmax of logits plus it is a draw from their softmax."""
-    if params.temperature <= 0:
+    if params.temperature == 0:
         return torch.zeros(vocab_size, dtype=torch.float64)
     # a counter-based generator: any position's noise, without that of the others
-    source = np.random.Philox(key=params.seed % _KEYS, counter=[0, 0, 0, position])
+    source = np.random.Philox(key=params.seed % _NUM_KEYS, counter=[0, 0, 0, position])
     uniform = np.random.Generator(source).random(vocab_size).clip(min=np.finfo(np.float64).tiny)
     return torch.from_numpy(-np.log(-np.log(uniform)))
 

@@ -103,7 +103,7 @@ class StepPreparation:
         step = ModelStep(
             token_ids=batch.token_ids,
             positions=batch.positions,
-            owners=batch.request_of_token,
+            req_of_token=batch.req_of_token,
             groups=groups,
             dtype=self._dtype,
         )

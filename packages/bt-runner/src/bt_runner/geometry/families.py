@@ -17,13 +17,12 @@ from bt_runner.geometry.caches import (
     ModelGeometry,
     StateCache,
 )
-from bt_runner.models.checkpoint.families import config_of
+from bt_runner.models.checkpoint.families import LOADED_FAMILIES, config_of
 from bt_runner.models.checkpoint.fields import Fields
 from bt_runner.models.config import AttentionLayer, LayerConfig, MambaLayer, SelectTopK
 
 Layers = tuple[tuple[LayerCache, ...], ...]
 
-_LOADED = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "mamba2")
 _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -34,14 +33,14 @@ def read_geometry(fields: Fields) -> ModelGeometry:
         BadInputError: The family is not known, or a key is missing or odd; it is named.
     """
     family = fields.get("model_type", str)
-    if family in _LOADED:
+    if family in LOADED_FAMILIES:
         layers = tuple(_loaded_layer(layer) for layer in config_of(fields).layers)
     elif family in _GEOMETRY_ONLY:
         layers = _GEOMETRY_ONLY[family](fields)
     else:
         raise BadInputError(
             f"what {family} models keep in their cache is not known here; known are "
-            f"{', '.join(sorted([*_LOADED, *_GEOMETRY_ONLY]))}",
+            f"{', '.join(sorted([*LOADED_FAMILIES, *_GEOMETRY_ONLY]))}",
             model_type=family,
         )
     has_length = fields.raw("max_position_embeddings") is not None

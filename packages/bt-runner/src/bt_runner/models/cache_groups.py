@@ -22,12 +22,13 @@ from bt_runner.models.config import (
     SelectAll,
     SelectTopK,
 )
-from bt_width import AttentionSpec, CacheSpec, MambaSpec, MultipleOf, UniformSpec
+from bt_width import AttentionSpec, MambaSpec, MultipleOf, UniformSpec
 from bt_width.specs import MambaMode
 
 CHUNK_SIZE = 64
 """Tokens of a prompt whose recurrent states are computed together."""
 
+DENSE, SPARSE, MAMBA = "dense", "sparse", "mamba"
 LATENT, INDEX, CONV, STATE = "latent", "index", "conv", "state"
 
 
@@ -92,12 +93,9 @@ class CacheGroup:
         return len({tensor.layer for tensor in self.tensors})
 
 
-DENSE, SPARSE, MAMBA = "dense", "sparse", "mamba"
-
-
 def cache_groups(config: ModelConfig, options: CacheOptions) -> tuple[CacheGroup, ...]:
     """Group the caches of a model's layers; groups without a layer are left out."""
-    tensors: dict[str, list[CachedTensor]] = {DENSE: [], SPARSE: [], MAMBA: []}
+    tensors: dict[str, list[CachedTensor]] = {name: [] for name in _GROUPS}
     for index, layer in enumerate(config.layers):
         match layer:
             case AttentionLayer(mla=mla, selection=SelectAll()):
@@ -110,7 +108,7 @@ def cache_groups(config: ModelConfig, options: CacheOptions) -> tuple[CacheGroup
             case MambaLayer():
                 tensors[MAMBA] += _states(index, layer)
     return tuple(
-        CacheGroup(attention=_attention_group(name, options), tensors=tuple(of_group))
+        CacheGroup(attention=_GROUPS[name](options), tensors=tuple(of_group))
         for name, of_group in tensors.items()
         if of_group
     )
@@ -129,38 +127,42 @@ def _states(index: int, layer: MambaLayer) -> list[CachedTensor]:
     ]
 
 
-def _attention_group(name: str, options: CacheOptions) -> AttentionGroup:
-    spec: CacheSpec
-    match name:
-        case "dense":
-            spec = AttentionSpec(block_size=options.attention_block_size)
-            mla = AttentionBackend(
-                name="mla",
-                builder_class=MLAMetadataBuilder,
-                supported_kernel_block_sizes=options.kernel_block_sizes,
-            )
-            return AttentionGroup(name=name, spec=spec, backends=(mla,))
-        case "sparse":
-            member = AttentionSpec(block_size=options.sparse_block_size)
-            spec = UniformSpec(members={LATENT: member, INDEX: member})
-            indexer = AttentionBackend(
-                name="indexer",
-                builder_class=DSAIndexerMetadataBuilder,
-                supported_kernel_block_sizes=options.kernel_block_sizes,
-            )
-            return AttentionGroup(name=name, spec=spec, backends=(indexer,))
-        case _:
-            spec = MambaSpec(
-                block_size=options.mamba_block_size,
-                mode=options.mamba_mode,
-                num_speculative_blocks=options.num_speculative_blocks,
-            )
-            mamba = AttentionBackend(
-                name="mamba2",
-                builder_class=MambaMetadataBuilder.configured(MambaOptions(chunk_size=CHUNK_SIZE)),
-                supported_kernel_block_sizes=(MultipleOf(1),),
-            )
-            return AttentionGroup(name=name, spec=spec, backends=(mamba,))
+def _dense(options: CacheOptions) -> AttentionGroup:
+    mla = AttentionBackend(
+        name="mla",
+        builder_class=MLAMetadataBuilder,
+        supported_kernel_block_sizes=options.kernel_block_sizes,
+    )
+    spec = AttentionSpec(block_size=options.attention_block_size)
+    return AttentionGroup(name=DENSE, spec=spec, backends=(mla,))
+
+
+def _sparse(options: CacheOptions) -> AttentionGroup:
+    indexer = AttentionBackend(
+        name="indexer",
+        builder_class=DSAIndexerMetadataBuilder,
+        supported_kernel_block_sizes=options.kernel_block_sizes,
+    )
+    member = AttentionSpec(block_size=options.sparse_block_size)
+    spec = UniformSpec(members={LATENT: member, INDEX: member})
+    return AttentionGroup(name=SPARSE, spec=spec, backends=(indexer,))
+
+
+def _mamba(options: CacheOptions) -> AttentionGroup:
+    mamba2 = AttentionBackend(
+        name="mamba2",
+        builder_class=MambaMetadataBuilder.configured(MambaOptions(chunk_size=CHUNK_SIZE)),
+        supported_kernel_block_sizes=(MultipleOf(1),),
+    )
+    spec = MambaSpec(
+        block_size=options.mamba_block_size,
+        mode=options.mamba_mode,
+        num_speculative_blocks=options.num_speculative_blocks,
+    )
+    return AttentionGroup(name=MAMBA, spec=spec, backends=(mamba2,))
+
+
+_GROUPS = {DENSE: _dense, SPARSE: _sparse, MAMBA: _mamba}
 
 
 def cache_dtype(tensor: CachedTensor, dtype: torch.dtype) -> torch.dtype:

@@ -34,33 +34,34 @@ class DenseAttention:
         num_decode = metadata.decode.num_tokens
         parts = []
         if num_decode:
-            owners = step.owners[:num_decode]
-            parts.append(self._decode(projected.query[:num_decode], owners, metadata.decode))
+            req_of_token = step.req_of_token[:num_decode]
+            parts.append(self._decode(projected.query[:num_decode], req_of_token, metadata.decode))
         if metadata.prefill.num_tokens:
             tokens = slice(num_decode, num_decode + metadata.prefill.num_tokens)
-            owners = step.owners[tokens] - metadata.prefill.first_req
+            req_of_token = step.req_of_token[tokens] - metadata.prefill.first_req
             query, rows = projected.query[tokens], projected.row[tokens]
-            parts.append(self._prefill(query, rows, owners, metadata.prefill))
+            parts.append(self._prefill(query, rows, req_of_token, metadata.prefill))
         return self._projections.output(torch.cat(parts))
 
-    def _decode(self, query: Tensor, owners: Tensor, part: MLADecodeMetadata) -> Tensor:
+    def _decode(self, query: Tensor, req_of_token: Tensor, part: MLADecodeMetadata) -> Tensor:
         """Return ``[tokens, H, R]``: each token attends to its request's cache."""
         rows = read_rows(self._cache, part.block_table, part.max_seq_len)
         if part.is_uniform:
             per_request = query.view(-1, part.max_query_len, *query.shape[1:])
             lengths = part.token_seq_lens.view(-1, part.max_query_len)
         else:
-            per_request, lengths, rows = query[:, None], part.token_seq_lens[:, None], rows[owners]
+            per_request, lengths = query[:, None], part.token_seq_lens[:, None]
+            rows = rows[req_of_token]
         columns = torch.arange(rows.shape[1], device=rows.device)
         own = self._attend(per_request, rows, columns < lengths[..., None])
         return self._sharding.merge(own).values.flatten(0, 1)
 
     def _prefill(
-        self, query: Tensor, rows: Tensor, owners: Tensor, part: MLAPrefillMetadata
+        self, query: Tensor, rows: Tensor, req_of_token: Tensor, part: MLAPrefillMetadata
     ) -> Tensor:
         """Return ``[tokens, H, R]``: new tokens attend to each other, then to their contexts."""
         order = torch.arange(len(rows), device=rows.device)
-        is_own = owners[:, None] == owners
+        is_own = req_of_token[:, None] == req_of_token
         pieces = [self._attend(query[None], rows[None], (is_own & (order <= order[:, None]))[None])]
         for chunk in part.context_chunks:
             own = read_line(
@@ -71,7 +72,7 @@ class DenseAttention:
                 chunk.local_starts,
             )
             context = self._sharding.ranks.gather(own).flatten(0, 1)[chunk.gathered_rows]
-            visible = owners[:, None] == chunk.token_to_req
+            visible = req_of_token[:, None] == chunk.token_to_req
             pieces.append(self._attend(query[None], context[None], visible[None]))
         return merge(pieces).values[0]
 

@@ -30,7 +30,7 @@ class Mamba2Mixer:
         self,
         hidden: Tensor,
         metadata: MambaMetadata,
-        owners: Tensor,
+        req_of_token: Tensor,
         conv_cache: Tensor,
         state_cache: Tensor,
     ) -> Tensor:
@@ -39,7 +39,7 @@ class Mamba2Mixer:
         Args:
             hidden: The step's tokens, after the layer's norm.
             metadata: Which tokens decode, and where every request's states lie.
-            owners: ``[T]``, each token's request.
+            req_of_token: ``[T]``, each token's request.
             conv_cache: ``[blocks, K - 1, C]``, the convolution's last inputs.
             state_cache: ``[blocks, H, P, N]``.
         """
@@ -49,7 +49,7 @@ class Mamba2Mixer:
         )
         before = _source(metadata.states, conv_cache)
         bias = self._weights.get(f"{self._prefix}conv1d.bias")
-        convolved = convolve(mixed, before, owners, self._weight("conv1d.weight"), bias)
+        convolved = convolve(mixed, before, req_of_token, self._weight("conv1d.weight"), bias)
         self._keep_windows(convolved, metadata, conv_cache)
         inputs = self._inputs(convolved.outputs, steps)
         read = torch.cat(
@@ -93,13 +93,13 @@ class Mamba2Mixer:
         outputs = recur(_take(inputs, tokens, is_token), _source(part.states, cache))
         ids = part.states.state_ids[:, : part.max_query_len].where(is_token, 0)
         write(cache, ids.flatten(), outputs.states.flatten(0, 1))
-        owners = torch.searchsorted(
+        req_of_token = torch.searchsorted(
             part.query_start_loc[1:].contiguous(),
             torch.arange(part.num_tokens, device=starts.device),
             right=True,
         ).clamp(max=part.num_reqs - 1)
-        places = torch.arange(part.num_tokens, device=starts.device) - starts[owners, 0]
-        return outputs.read[owners, places.clamp(max=part.max_query_len - 1)]
+        places = torch.arange(part.num_tokens, device=starts.device) - starts[req_of_token, 0]
+        return outputs.read[req_of_token, places.clamp(max=part.max_query_len - 1)]
 
     def _prefill(self, inputs: Inputs, metadata: MambaMetadata, cache: Tensor) -> Tensor:
         """Run the requests that prefill chunk by chunk; return ``[tokens, H, P]``."""
@@ -112,9 +112,9 @@ class Mamba2Mixer:
         is_token = starts + offsets < ends
         tokens = (starts + offsets).clamp(max=part.num_tokens - 1)
         lines = _take(inputs, part.first_token + tokens, is_token)
-        owners = chunks.seq_idx.to(torch.int64)
-        is_first = torch.cat((owners.new_ones(1), owners.diff())) != 0
-        outputs = scan(lines, _source(part.states, cache)[owners], is_first)
+        req_of_chunk = chunks.seq_idx.to(torch.int64)
+        is_first = torch.cat((req_of_chunk.new_ones(1), req_of_chunk.diff())) != 0
+        outputs = scan(lines, _source(part.states, cache)[req_of_chunk], is_first)
         write(cache, part.states.state_ids[:, 0], outputs.states[chunks.last_chunk_indices])
         read = inputs.values.new_zeros(part.num_tokens + 1, *outputs.read.shape[2:])
         read[tokens.where(is_token, part.num_tokens)] = outputs.read

@@ -15,6 +15,7 @@ from bt_runner.models.config import (
     MambaLayer,
     ModelConfig,
     SelectAll,
+    SelectShared,
     SelectTopK,
 )
 from bt_runner.models.dense_attention import DenseAttention
@@ -38,12 +39,14 @@ class PagedModel:
         """Build the layers over their caches; attention's are spread over ranks."""
         self._config = config
         self._weights = weights
-        self._layers: list[_AttentionBlock | _MambaBlock] = [
-            _AttentionBlock(config, index, weights, caches, sharding)
-            if isinstance(layer, AttentionLayer)
-            else _MambaBlock(config, index, weights, caches)
-            for index, layer in enumerate(config.layers)
-        ]
+        self._layers: list[_AttentionBlock | _MambaBlock] = []
+        for index, layer in enumerate(config.layers):
+            match layer:
+                case AttentionLayer():
+                    block = _AttentionBlock(layer, index, config, weights, caches, sharding)
+                    self._layers.append(block)
+                case MambaLayer():
+                    self._layers.append(_MambaBlock(layer, index, config, weights, caches))
 
     def forward(self, step: ModelStep) -> list[Tensor]:
         """Return the residual stream after each layer, ``[T, hidden]`` each."""
@@ -71,15 +74,13 @@ class _AttentionBlock:
 
     def __init__(
         self,
-        config: ModelConfig,
+        layer: AttentionLayer,
         index: int,
+        config: ModelConfig,
         weights: Weights,
         caches: Caches,
         sharding: Sharding,
     ) -> None:
-        layer = config.layers[index]
-        if not isinstance(layer, AttentionLayer):
-            raise TypeError(f"layer {index} is no attention layer")
         prefix = config.names.layer(index)
         self._eps = config.norm_eps
         self._first_norm = weights[f"{prefix}input_layernorm.weight"]
@@ -95,7 +96,7 @@ class _AttentionBlock:
                 own = IndexProjections(selection, weights, f"{prefix}self_attn.indexer.")
                 indexer = Indexer(own, caches[index, INDEX], SPARSE, sharding)
                 self._attention = SparseAttention(projections, cache, SPARSE, sharding, indexer)
-            case _:
+            case SelectShared():
                 self._attention = SparseAttention(projections, cache, SPARSE, sharding, None)
 
     def __call__(
@@ -114,10 +115,14 @@ class _AttentionBlock:
 class _MambaBlock:
     """A Mamba2 mixer, added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, index: int, weights: Weights, caches: Caches) -> None:
-        layer = config.layers[index]
-        if not isinstance(layer, MambaLayer):
-            raise TypeError(f"layer {index} is no Mamba layer")
+    def __init__(
+        self,
+        layer: MambaLayer,
+        index: int,
+        config: ModelConfig,
+        weights: Weights,
+        caches: Caches,
+    ) -> None:
         prefix = config.names.layer(index)
         self._eps = config.norm_eps
         self._norm = weights[f"{prefix}norm.weight"]
@@ -129,5 +134,5 @@ class _MambaBlock:
     ) -> tuple[Tensor, Tensor | None]:
         metadata = step.groups[MAMBA].of(MambaMetadata)
         normed = rms_norm(hidden, self._norm, self._eps)
-        mixed = self._mixer(normed, metadata, step.owners, self._conv, self._state)
+        mixed = self._mixer(normed, metadata, step.req_of_token, self._conv, self._state)
         return hidden + mixed, chosen

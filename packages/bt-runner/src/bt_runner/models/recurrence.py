@@ -60,22 +60,22 @@ class Convolved(NamedTuple):
 
 
 def convolve(
-    inputs: Tensor, before: Tensor, owners: Tensor, weight: Tensor, bias: Tensor | None
+    inputs: Tensor, before: Tensor, req_of_token: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Convolved:
     """Convolve each channel with its own taps along each request, then apply silu.
 
     Args:
         inputs: ``[T, C]``, request by request.
         before: ``[N, K - 1, C]``, the last inputs of each request's earlier tokens.
-        owners: ``[T]``, each token's request.
+        req_of_token: ``[T]``, each token's request.
         weight: ``[C, 1, K]``.
         bias: ``[C]`` or None.
     """
     num_reqs, num_before, channels = before.shape
     tokens = torch.arange(len(inputs), device=inputs.device)
-    places = tokens + (owners + 1) * num_before
+    places = tokens + (req_of_token + 1) * num_before
     counts = torch.zeros(num_reqs, dtype=torch.int64, device=inputs.device)
-    counts = counts.scatter_add_(0, owners, torch.ones_like(owners))
+    counts = counts.scatter_add_(0, req_of_token, torch.ones_like(req_of_token))
     starts = counts.cumsum(0) - counts + torch.arange(num_reqs, device=inputs.device) * num_before
     line = inputs.new_zeros(len(inputs) + num_reqs * num_before, channels)
     line[places] = inputs

@@ -111,7 +111,10 @@ class SparseAttention:
         place = self._sharding.place(chosen.clamp(min=0))
         is_own = (chosen != NOTHING) & (place.rank == self._sharding.ranks.rank)
         slots = slots_at(
-            common.block_table, step.owners[:, None], place.local, common.layout.kernel_block_size
+            common.block_table,
+            step.req_of_token[:, None],
+            place.local,
+            common.layout.kernel_block_size,
         )
         return self._attend(projected, slots, is_own), chosen
 

@@ -44,7 +44,7 @@ class ModelStep:
     Attributes:
         token_ids: ``[T]`` int64.
         positions: ``[T]`` int64.
-        owners: ``[T]`` int64, each token's row in the batch.
+        req_of_token: ``[T]`` int64, each token's row in the batch.
         groups: By name.
         dtype: Of the model.
         rotations: The turns computed so far.
@@ -52,7 +52,7 @@ class ModelStep:
 
     token_ids: Tensor
     positions: Tensor
-    owners: Tensor
+    req_of_token: Tensor
     groups: Mapping[str, GroupStep]
     dtype: torch.dtype
     rotations: dict[Rope, Rotation] = field(default_factory=dict)

@@ -19,9 +19,16 @@ from bt_runner.models.config import (
 )
 from bt_runner.models.rope import Rope, Yarn
 
+DEEPSEEK_FAMILIES = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
 
-def deepseek_config(fields: Fields, family: str) -> ModelConfig:
-    """Return the configuration of a model of one of the three families."""
+
+def deepseek_config(fields: Fields) -> ModelConfig:
+    """Return the configuration of a model of one of the three families.
+
+    Raises:
+        BadInputError: A field is missing or odd, or asks for what is not built here.
+    """
+    family = fields.get("model_type", str)
     fields.only("moe_layer_freq", 1)
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
@@ -40,7 +47,7 @@ def deepseek_config(fields: Fields, family: str) -> ModelConfig:
     )
     mlp = MLP(intermediate_size=fields.count("intermediate_size"))
     moe = _moe(fields)
-    kinds = fields.texts("mlp_layer_types", num_layers, ("dense", "sparse"))
+    kinds = fields.per_layer("mlp_layer_types", num_layers, ("dense", "sparse"))
     num_dense = fields.get("first_k_dense_replace", int, 3)
     layers = [
         AttentionLayer(
@@ -118,10 +125,10 @@ def _selections(fields: Fields, family: str, num_layers: int) -> list[Selection]
 
 def _indexer_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """Return "full" or "shared" per layer: listed, as a pattern of letters, or every so many."""
-    kinds = fields.texts("indexer_types", num_layers, ("full", "shared"))
+    kinds = fields.per_layer("indexer_types", num_layers, ("full", "shared"))
     if kinds is not None:
         return kinds
-    letters = fields.texts("index_topk_pattern", num_layers, ("F", "S"))
+    letters = fields.per_layer("index_topk_pattern", num_layers, ("F", "S"))
     if letters is not None:
         return tuple("shared" if letter == "S" else "full" for letter in letters)
     freq = fields.count("index_topk_freq", 1)

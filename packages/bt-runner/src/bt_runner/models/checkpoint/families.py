@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from bt_runner.errors import BadInputError
-from bt_runner.models.checkpoint.deepseek import deepseek_config
+from bt_runner.models.checkpoint.deepseek import DEEPSEEK_FAMILIES, deepseek_config
 from bt_runner.models.checkpoint.fields import Fields
 from bt_runner.models.checkpoint.mamba2 import mamba2_config
 from bt_runner.models.config import ModelConfig
+
+_CONFIGS: dict[str, Callable[[Fields], ModelConfig]] = {
+    **dict.fromkeys(DEEPSEEK_FAMILIES, deepseek_config),
+    "mamba2": mamba2_config,
+}
+
+LOADED_FAMILIES = tuple(_CONFIGS)
+"""What ``model_type`` may be."""
 
 
 def read_config(directory: Path) -> ModelConfig:
     """Return the configuration of a checkpoint.
 
     Raises:
-        BadInputError: The file is missing or broken, is of another family than ``deepseek_v3``,
-            ``deepseek_v32``, ``glm_moe_dsa`` and ``mamba2``, or asks for what is not built here.
+        BadInputError: The file is missing or broken, is of none of ``LOADED_FAMILIES``, or asks
+            for what is not built here.
     """
     fields = Fields.read(directory / "config.json")
     fields.only("quantization_config")
@@ -31,14 +40,9 @@ def config_of(fields: Fields) -> ModelConfig:
         BadInputError: As ``read_config``.
     """
     family = fields.get("model_type", str)
-    match family:
-        case "deepseek_v3" | "deepseek_v32" | "glm_moe_dsa":
-            return deepseek_config(fields, family)
-        case "mamba2":
-            return mamba2_config(fields)
-        case _:
-            raise BadInputError(
-                f"{family} models are not built here; deepseek_v3, deepseek_v32, glm_moe_dsa and "
-                "mamba2 are",
-                model_type=family,
-            )
+    if family not in _CONFIGS:
+        raise BadInputError(
+            f"{family} models are not built here; {', '.join(LOADED_FAMILIES)} are",
+            model_type=family,
+        )
+    return _CONFIGS[family](fields)

@@ -13,7 +13,7 @@ Value = TypeVar("Value", bool, int, float, str)
 
 
 class Fields:
-    """The fields of one JSON object."""
+    """The fields of one JSON object; whatever is not as asked for is a ``BadInputError``."""
 
     def __init__(self, raw: Mapping[str, object], source: str) -> None:
         """Keep the object, and what to call it in errors."""
@@ -66,22 +66,24 @@ class Fields:
             )
         return value
 
-    def texts(self, name: str, length: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return a field that has one of ``known`` for each of ``length`` layers, or None."""
+    def per_layer(
+        self, name: str, num_layers: int, known: tuple[str, ...]
+    ) -> tuple[str, ...] | None:
+        """Return a field that has one of ``known`` for each layer, or None where it is missing."""
         value = self._raw.get(name)
         if value is None:
             return None
         if (
             not isinstance(value, list | str)
-            or len(value) != length
+            or len(value) != num_layers
             or not all(entry in known for entry in value)
         ):
             raise BadInputError(
                 f"{self._source}: {name} must have {' or '.join(known)} for each of "
-                f"{length} layers, and is {value!r}",
+                f"{num_layers} layers, and is {value!r}",
                 source=self._source,
                 field=name,
-                num_layers=length,
+                num_layers=num_layers,
             )
         return tuple(value)
 

@@ -10,7 +10,11 @@ _INFINITE = (float("inf"), {"__float__": "Infinity"})
 
 
 def mamba2_config(fields: Fields) -> ModelConfig:
-    """Return the configuration of a model of the family."""
+    """Return the configuration of a model of the family.
+
+    Raises:
+        BadInputError: A field is missing or odd, or asks for what is not built here.
+    """
     # the code these models come with applies a limit to the prompt, and to no later step
     fields.only("time_step_limit", *([0, infinity] for infinity in _INFINITE))
     hidden = fields.count("hidden_size")

@@ -106,11 +106,12 @@ def _check(
 ) -> None:
     missing = [name for name in shapes if name not in stored]
     if missing:
-        raise BadInputError(f"{directory} lacks {_some(missing)}", names=missing)
+        raise BadInputError(f"{directory} lacks {_first_and_count(missing)}", names=missing)
     unknown = [name for name in stored if name not in shapes and not name.startswith(extra_layers)]
     if unknown:
         raise BadInputError(
-            f"{directory} holds {_some(unknown)}, which its configuration does not call for",
+            f"{directory} holds {_first_and_count(unknown)}, which its configuration does not "
+            "call for",
             names=unknown,
         )
     for name, shape in shapes.items():
@@ -131,5 +132,5 @@ def _check(
             )
 
 
-def _some(names: list[str]) -> str:
+def _first_and_count(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
