@@ -1,7 +1,7 @@
 """The device work of the builders as one interface; it knows no implementation.
 
 Every operation writes into tensors that its caller owns, and reads nothing back to
-the host. R table rows, N requests, T tokens, W columns, S states of a request.
+the host. N requests, T tokens, W columns, S states of a request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExpandedRows(NamedTuple):
 
 
 class DraftRows(NamedTuple):
-    """The draft steps' own lengths and slots, one token a request.
+    """The draft steps' own lengths and slots, one token a request; read and written.
 
     Attributes:
         seq_lens: [N] int32; tokens on all ranks, 0 for a padding row.

@@ -67,14 +67,15 @@ def _write_token_lens(
         out.seq_lens.zero_()
         out.local_lens.zero_()
         return tokens
-    req = starts[1:].searchsorted(tokens, side="right")
-    is_real = req < seq_lens.size
-    req = np.minimum(req, seq_lens.size - 1)
-    lens = np.where(is_real, seq_lens[req] - starts[1:][req] + tokens + 1, 0)
+    ends = starts[1:]
+    req_of_token = ends.searchsorted(tokens, side="right")
+    is_real = req_of_token < seq_lens.size
+    req_of_token = np.minimum(req_of_token, seq_lens.size - 1)
+    lens = np.where(is_real, seq_lens[req_of_token] - ends[req_of_token] + tokens + 1, 0)
     np.maximum(lens, 0, out=lens)
     out.seq_lens.numpy()[:] = lens
     out.local_lens.numpy()[:] = _local_states(geometry, lens)
-    return req
+    return req_of_token
 
 
 def compress_slots(
@@ -143,6 +144,7 @@ def settle_states(geometry: StateGeometry, batch: StateBatch, out: SettledRows) 
 
 
 def _state_columns(geometry: StateGeometry, num_tokens: _Ints) -> _Ints:
+    """Return the column of each state after ``num_tokens``; the first where one is kept."""
     if not geometry.tokens_per_column:
         return np.zeros_like(num_tokens)
     return np.maximum(num_tokens - 1, 0) // geometry.tokens_per_column
@@ -151,6 +153,7 @@ def _state_columns(geometry: StateGeometry, num_tokens: _Ints) -> _Ints:
 def _pick_states(
     geometry: StateGeometry, table: _Ints, columns: _Ints, is_state: NDArray[np.bool_]
 ) -> _Ints:
+    """Return the id in each row's column, or the pad: no state, past the width, or null."""
     inside = is_state & (columns >= 0) & (columns < geometry.width)
     rows = np.arange(columns.size)
     ids = np.where(inside, table[rows, np.where(inside, columns, 0)], NULL_BLOCK)
@@ -159,6 +162,7 @@ def _pick_states(
 
 
 def _local_states(geometry: RowGeometry, lens: _Ints) -> _Ints:
+    """Return the states of ``lens`` tokens that this rank keeps."""
     turns, rest = np.divmod(lens, geometry.tokens_per_turn)
     own = np.clip(rest - geometry.rank * geometry.interleave, 0, geometry.interleave)
     states: _Ints = (turns * geometry.interleave + own) // geometry.tokens_per_state
@@ -166,7 +170,7 @@ def _local_states(geometry: RowGeometry, lens: _Ints) -> _Ints:
 
 
 def _token_slots(geometry: RowGeometry, positions: _Ints, table: _Ints) -> NDArray[np.int64]:
-    """Return the slot of one position a row; ``PAD_SLOT`` where this rank has none."""
+    """Return the token's slot of one position a row; ``PAD_SLOT`` where this rank has none."""
     places = np.maximum(positions, 0)
     if geometry.ring_size:
         local, is_own = places % geometry.ring_size, positions >= 0
@@ -185,6 +189,7 @@ def _token_slots(geometry: RowGeometry, positions: _Ints, table: _Ints) -> NDArr
 
 
 def _state_slots(geometry: RowGeometry, positions: _Ints, slots: _Ints) -> _Ints:
+    """Return the slot of the state that each token completes, else ``PAD_SLOT``."""
     ratio = geometry.tokens_per_state
     completes = (slots >= 0) & (positions >= 0) & ((positions + 1) % ratio == 0)
     return np.where(completes, slots // ratio, PAD_SLOT)

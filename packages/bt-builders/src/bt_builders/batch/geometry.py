@@ -36,7 +36,7 @@ class RowGeometry(NamedTuple):
 
     @classmethod
     def of(cls, layout: BlockTableLayout, tokens_per_state: int = 1) -> RowGeometry:
-        """Take the numbers of ``layout``, for a cache that stores such states."""
+        """Take the numbers of ``layout``; its cache stores a state per ``tokens_per_state``."""
         context = layout.limits.context_parallel
         sharded = layout.shards > 1
         return cls(
@@ -84,13 +84,14 @@ def local_lengths(seq_lens: torch.Tensor, layout: BlockTableLayout) -> torch.Ten
         InvalidSpecError: One of them is no such thing.
     """
     require_layout(layout)
-    if not isinstance(seq_lens, torch.Tensor) or seq_lens.dtype != torch.int32:
-        raise InvalidSpecError(f"seq_lens must be an int32 tensor, not {seq_lens!r}")
-    return localise(seq_lens, RowGeometry.of(layout)) if layout.shards > 1 else seq_lens
+    found = seq_lens.dtype if isinstance(seq_lens, torch.Tensor) else type(seq_lens).__name__
+    if found != torch.int32:
+        raise InvalidSpecError(f"seq_lens must be an int32 tensor, not {found}", value=seq_lens)
+    return localise(seq_lens, RowGeometry.of(layout))
 
 
 def localise(lengths: torch.Tensor, geometry: RowGeometry) -> torch.Tensor:
-    """Return the local part of ``lengths``, in tokens, on their own device."""
+    """Return the tokens of each length that this rank keeps; ``lengths`` itself if it is all."""
     if geometry.shards == 1:
         return lengths
     turns = lengths // geometry.tokens_per_turn

@@ -17,13 +17,25 @@ from .checks import require_tensor
 from .common import CommonAttentionMetadata
 
 _HOST = torch.device("cpu")
+_ON_HOST = frozenset({"query_start_loc_host", "seq_lens_upper_bound_host", "is_prefilling"})
+_INT32_OF_REQUEST = (
+    "seq_lens",
+    "seq_lens_upper_bound_host",
+    "local_seq_lens",
+    "num_computed_tokens",
+    "num_accepted_tokens",
+)
 
 
 class BatchGuard:
     """Refuses a batch whose tensors are not those that a builder was planned for.
 
     The planned numbers are taken from the layout once. A check reads what lies on the
-    host, and of the device's tensors their shapes only.
+    host, and of the device's tensors what the host knows of them: no element.
+
+    Attributes:
+        layout: The group's plan.
+        device: Where the batch lies, with its index.
     """
 
     def __init__(self, layout: BlockTableLayout, device: torch.device | str) -> None:
@@ -35,10 +47,10 @@ class BatchGuard:
         require_layout(layout)
         self.layout = layout
         self.device = indexed_device(device)
-        self.width = layout.width
-        self.max_num_reqs = layout.limits.max_num_reqs
-        self.max_num_tokens = layout.limits.max_num_batched_tokens
-        self.max_tokens_of_request = layout.limits.max_tokens
+        self._width = layout.width
+        self._max_num_reqs = layout.limits.max_num_reqs
+        self._max_num_tokens = layout.limits.max_num_batched_tokens
+        self._max_request_len = layout.limits.max_tokens
 
     def check(self, common: CommonAttentionMetadata) -> None:
         """Refuse ``common`` unless every tensor is as planned.
@@ -49,6 +61,7 @@ class BatchGuard:
             InvalidEditError: It has more rows or tokens than the plan allows, or its
                 numbers on the host contradict each other.
             RowOverflowError: A request is longer than a row was planned for.
+            InvalidSpecError: It is no batch.
         """
         require_common(common)
         if common.layout is not self.layout and common.layout != self.layout:
@@ -72,9 +85,9 @@ class BatchGuard:
 
     def _check_counts(self, common: CommonAttentionMetadata) -> None:
         counts = (
-            ("num_reqs", common.num_reqs, self.max_num_reqs),
-            ("num_tokens", common.num_tokens, self.max_num_tokens),
-            ("max_query_len", common.max_query_len, self.max_num_tokens),
+            ("num_reqs", common.num_reqs, self._max_num_reqs),
+            ("num_tokens", common.num_tokens, self._max_num_tokens),
+            ("max_query_len", common.max_query_len, self._max_num_tokens),
         )
         for name, count, limit in counts:
             if type(count) is not int or not 0 <= count <= limit:
@@ -84,7 +97,7 @@ class BatchGuard:
                     count=count,
                     limit=limit,
                 )
-        longest, limit = common.max_seq_len, self.max_tokens_of_request
+        longest, limit = common.max_seq_len, self._max_request_len
         if type(longest) is not int or not 0 <= longest <= limit:
             raise RowOverflowError(
                 f"max_seq_len must be an int in 0..{limit}, what a row is planned for, "
@@ -126,13 +139,13 @@ class BatchGuard:
         require_tensor(
             "block_table",
             common.block_table,
-            shape=(common.num_reqs, self.width),
+            shape=(common.num_reqs, self._width),
             dtype=torch.int32,
             device=self.device,
-            derivation=self._derivations,
+            derivation=self._derivation,
         )
 
-    def _derivations(self) -> str:
+    def _derivation(self) -> str:
         return f"the builder's columns are those of its layout: {self.layout.explain()}"
 
     def _check_vector(
@@ -155,13 +168,3 @@ def require_common(common: object) -> None:
             f"a batch must be CommonAttentionMetadata, not {type(common).__name__}", value=common
         )
     require_layout(common.layout)
-
-
-_ON_HOST = frozenset({"query_start_loc_host", "seq_lens_upper_bound_host", "is_prefilling"})
-_INT32_OF_REQUEST = (
-    "seq_lens",
-    "seq_lens_upper_bound_host",
-    "local_seq_lens",
-    "num_computed_tokens",
-    "num_accepted_tokens",
-)

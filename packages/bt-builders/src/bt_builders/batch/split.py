@@ -57,7 +57,7 @@ def split_batch(
 
 
 def query_lens_of(common: CommonAttentionMetadata) -> NDArray[np.int32]:
-    """Return the tokens of each row in this step."""
+    """Return the tokens of each row in this step: [N] int32."""
     starts: NDArray[np.int32] = common.query_start_loc_host.numpy()
     return starts[1:] - starts[:-1]
 
@@ -65,7 +65,7 @@ def query_lens_of(common: CommonAttentionMetadata) -> NDArray[np.int32]:
 def split_at(
     common: CommonAttentionMetadata, query_lens: NDArray[np.int32], decodes: NDArray[np.bool_]
 ) -> BatchSplit:
-    """Split before the first row that is not among ``decodes``."""
+    """Split before the first row that is False in ``decodes`` [N]; ``query_lens`` is [N] too."""
     if decodes.all():
         is_uniform = _fills_every_row(common, query_lens)
         return BatchSplit(

@@ -30,11 +30,11 @@ class DecodePart:
         self._operations = operations
         self._native_query_lens = options.native_query_lens | {1}
         self._max_rows = index_buffer_bytes(layout) // row_bytes(layout)
-        vector = torch.zeros(3, self._max_rows, dtype=torch.int32, device=device)
-        self._lens = TokenLens(vector[0], vector[1])
+        ints = torch.zeros(3, self._max_rows, dtype=torch.int32, device=device)
+        self._lens = TokenLens(ints[0], ints[1])
         self._rows = ExpandedRows(
             torch.zeros(self._max_rows, geometry.width, dtype=torch.int32, device=device),
-            vector[2],
+            ints[2],
         )
 
     def build(self, common: CommonAttentionMetadata, split: BatchSplit) -> DSADecodeMetadata:

@@ -35,4 +35,6 @@ class DSAOptions:
             require_positive("a native query length", query_len)
         object.__setattr__(self, "native_query_lens", frozenset(self.native_query_lens))
         if not isinstance(self.member, str | None):
-            raise InvalidSpecError(f"member must be a name or None, not {self.member!r}")
+            raise InvalidSpecError(
+                f"member must be a name or None, not {self.member!r}", value=self.member
+            )

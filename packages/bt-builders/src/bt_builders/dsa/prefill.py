@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
 from ..batch.common import CommonAttentionMetadata
 from ..batch.geometry import RowGeometry, localise
-from ..batch.split import BatchSplit
+from ..batch.split import BatchSplit, query_lens_of
 from .metadata import DSAPrefillChunk
 from .options import DSAOptions
 
@@ -51,30 +50,35 @@ class PrefillPart:
         """Return the chunks of the requests that prefill."""
         if not split.num_prefills:
             return ()
-        rows = slice(split.num_decodes, split.num_decodes + split.num_prefills)
-        starts = common.query_start_loc_host[rows.start : rows.stop + 1].tolist()
-        queries = [end - start for start, end in pairwise(starts)]
-        lens = common.seq_lens_upper_bound_host[rows].tolist()
-        keys = [self._geometry.max_local_states(length) for length in lens]
-        plans = plan_chunks(queries, keys, self._max_keys, self._max_scores)
+        reqs = slice(split.num_decodes, split.num_decodes + split.num_prefills)
+        query_lens = query_lens_of(common)[reqs].tolist()
+        bounds = common.seq_lens_upper_bound_host[reqs].tolist()
+        key_lens = [self._geometry.max_local_states(bound) for bound in bounds]
+        plans = plan_chunks(query_lens, key_lens, self._max_keys, self._max_scores)
         view = _PrefillView(common, split, self._geometry)
         return tuple(view.describe(plan) for plan in plans)
 
 
 def plan_chunks(
-    queries: list[int], keys: list[int], max_keys: int, max_scores: int
+    query_lens: list[int], key_lens: list[int], max_keys: int, max_scores: int
 ) -> list[ChunkPlan]:
     """Pack requests in order while their keys and their scores fit the budgets.
 
     A request whose scores alone do not fit is cut by its tokens; one whose keys alone
     do not fit stands alone.
+
+    Args:
+        query_lens: Tokens of each request in this step.
+        key_lens: Keys of each request, at most.
+        max_keys: Keys of a chunk of several requests.
+        max_scores: Scores of a chunk: its tokens times its keys.
     """
     plans: list[ChunkPlan] = []
     first_req = first_token = 0
-    while first_req < len(queries):
-        end, num_tokens, num_keys = first_req + 1, queries[first_req], keys[first_req]
-        while end < len(queries):
-            more_tokens, more_keys = num_tokens + queries[end], num_keys + keys[end]
+    while first_req < len(query_lens):
+        end, num_tokens, num_keys = first_req + 1, query_lens[first_req], key_lens[first_req]
+        while end < len(query_lens):
+            more_tokens, more_keys = num_tokens + query_lens[end], num_keys + key_lens[end]
             if more_keys > max_keys or more_tokens * more_keys > max_scores:
                 break
             end, num_tokens, num_keys = end + 1, more_tokens, more_keys

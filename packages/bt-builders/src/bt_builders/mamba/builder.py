@@ -143,8 +143,9 @@ class MambaMetadataBuilder:
         starts = common.query_start_loc[first : first + num_reqs + 1]
         if num_reqs:
             starts = starts - split.num_decode_tokens
-        query_lens = query_lens_of(common)[first : first + num_reqs]
-        lens = common.seq_lens_upper_bound_host.numpy()[first : first + num_reqs]
+        reqs = slice(first, first + num_reqs)
+        query_lens = query_lens_of(common)[reqs]
+        lens = common.seq_lens_upper_bound_host.numpy()[reqs]
         return MambaPrefillMetadata(
             first_req=first,
             num_reqs=num_reqs,

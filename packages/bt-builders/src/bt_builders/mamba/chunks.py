@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-_Ints = NDArray[np.int32]
+_Ints: TypeAlias = NDArray[np.int32]
 
 
 class ChunkCut(NamedTuple):

@@ -10,7 +10,7 @@ from bt_width import BlockTableLayout, InvalidEditError, InvalidSpecError
 
 from ..arguments import require_layout
 from ..batch.common import CommonAttentionMetadata
-from ..batch.split import BatchSplit, split_batch
+from ..batch.split import BatchSplit, query_lens_of, split_batch
 from ..configured import with_options
 from ..operations import DraftRows, TokenLens
 from ..slot_builder import SlotBuilder
@@ -121,8 +121,7 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
         if not num_reqs:
             return self._no_prefill(common.block_table)
         reqs = slice(first, first + num_reqs)
-        starts = common.query_start_loc_host.numpy()[first : first + num_reqs + 1]
-        query_lens = starts[1:] - starts[:-1]
+        query_lens = query_lens_of(common)[reqs]
         bounds = common.seq_lens_upper_bound_host.numpy()[reqs] - query_lens
         context_lens = common.num_computed_tokens[reqs]
         return MLAPrefillMetadata(

@@ -33,7 +33,7 @@ class Span(NamedTuple):
 def pack_contexts(
     context_lens: list[int], workspace_tokens: int, *, unit: int, turn: int
 ) -> list[list[Span]]:
-    """Fill workspaces with contexts in order.
+    """Return the spans that each workspace is filled with, in the order of the requests.
 
     Args:
         context_lens: Tokens of each request's context.
@@ -148,7 +148,10 @@ class ContextPart:
         local_cu: torch.Tensor,
         num_local_rows: int,
     ) -> torch.Tensor:
-        # both end with one entry past the last request, which is where tokens without one look
+        """Return each token's row among those of all ranks; 0 for a token past the last request.
+
+        Such a token's request is P, where ``cu_seq_lens`` and ``local_cu`` have their last entry.
+        """
         offsets = (places - cu_seq_lens[token_to_req]).long()
         turn, interleave = self._geometry.tokens_per_turn, self._geometry.interleave
         rank = offsets % turn // interleave

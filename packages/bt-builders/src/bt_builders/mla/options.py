@@ -31,4 +31,7 @@ class MLAOptions:
         if self.max_decode_query_len is not None:
             require_positive("max_decode_query_len", self.max_decode_query_len)
         if not isinstance(self.uniform_decodes, bool):
-            raise InvalidSpecError(f"uniform_decodes must be a bool, not {self.uniform_decodes!r}")
+            raise InvalidSpecError(
+                f"uniform_decodes must be a bool, not {self.uniform_decodes!r}",
+                value=self.uniform_decodes,
+            )
