@@ -31,6 +31,11 @@ class BatchSplit(NamedTuple):
     num_prefills: int
     num_prefill_tokens: int
 
+    @property
+    def prefill_reqs(self) -> slice:
+        """The rows that prefill."""
+        return slice(self.num_decodes, self.num_decodes + self.num_prefills)
+
 
 def split_batch(
     common: CommonAttentionMetadata, max_query_len: int, *, uniform: bool = False

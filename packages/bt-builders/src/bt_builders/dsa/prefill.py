@@ -50,7 +50,7 @@ class PrefillPart:
         """Return the chunks of the requests that prefill."""
         if not split.num_prefills:
             return ()
-        reqs = slice(split.num_decodes, split.num_decodes + split.num_prefills)
+        reqs = split.prefill_reqs
         query_lens = query_lens_of(common)[reqs].tolist()
         bounds = common.seq_lens_upper_bound_host[reqs].tolist()
         key_lens = [self._geometry.max_local_states(bound) for bound in bounds]
@@ -103,7 +103,7 @@ class _PrefillView:
     ) -> None:
         self._first_req = split.num_decodes
         self._first_token = split.num_decode_tokens
-        reqs = slice(split.num_decodes, split.num_decodes + split.num_prefills)
+        reqs = split.prefill_reqs
         tokens = slice(self._first_token, self._first_token + split.num_prefill_tokens)
         ratio = geometry.tokens_per_state
         self._block_table = common.block_table[reqs]

@@ -89,7 +89,7 @@ class MambaMetadataBuilder:
                 num_tokens=split.num_decode_tokens,
                 max_query_len=split.decode_query_len,
                 query_start_loc=common.query_start_loc[: split.num_decodes + 1],
-                states=_rows_of(states, 0, split.num_decodes),
+                states=_rows_of(states, slice(split.num_decodes)),
             ),
             prefill=self._build_prefill(common, split, states),
         )
@@ -139,20 +139,19 @@ class MambaMetadataBuilder:
     def _build_prefill(
         self, common: CommonAttentionMetadata, split: BatchSplit, states: MambaStates
     ) -> MambaPrefillMetadata:
-        first, num_reqs = split.num_decodes, split.num_prefills
-        starts = common.query_start_loc[first : first + num_reqs + 1]
+        reqs, num_reqs = split.prefill_reqs, split.num_prefills
+        starts = common.query_start_loc[reqs.start : reqs.stop + 1]
         if num_reqs:
             starts = starts - split.num_decode_tokens
-        reqs = slice(first, first + num_reqs)
         query_lens = query_lens_of(common)[reqs]
         lens = common.seq_lens_upper_bound_host.numpy()[reqs]
         return MambaPrefillMetadata(
-            first_req=first,
+            first_req=reqs.start,
             num_reqs=num_reqs,
             first_token=split.num_decode_tokens,
             num_tokens=split.num_prefill_tokens,
             query_start_loc=starts,
-            states=_rows_of(states, first, num_reqs),
+            states=_rows_of(states, reqs),
             chunks=self._chunks(query_lens, lens - query_lens) if num_reqs else self._no_chunks,
         )
 
@@ -160,17 +159,17 @@ class MambaMetadataBuilder:
         self, query_lens: NDArray[np.int32], num_computed: NDArray[np.int32]
     ) -> MambaChunks:
         cut = cut_chunks(query_lens, num_computed, self.options.chunk_size)
-        first, second = np.cumsum([cut.cu_chunk_seqlens.size, cut.last_chunk_indices.size])
-        together = to_device(np.concatenate(cut), self._device)
+        # one copy to the device instead of three
+        numbers = to_device(np.concatenate(cut), self._device)
+        starts_end, lasts_end = np.cumsum([cut.cu_chunk_seqlens.size, cut.last_chunk_indices.size])
         return MambaChunks(
-            cu_chunk_seqlens=together[:first],
-            last_chunk_indices=together[first:second],
-            seq_idx=together[second:],
+            cu_chunk_seqlens=numbers[:starts_end],
+            last_chunk_indices=numbers[starts_end:lasts_end],
+            seq_idx=numbers[lasts_end:],
         )
 
 
-def _rows_of(states: MambaStates, first: int, num_reqs: int) -> MambaStates:
-    rows = slice(first, first + num_reqs)
+def _rows_of(states: MambaStates, rows: slice) -> MambaStates:
     return MambaStates(
         source_ids=states.source_ids[rows],
         state_ids=states.state_ids[rows],

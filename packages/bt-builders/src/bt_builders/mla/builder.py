@@ -117,21 +117,20 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
     def _build_prefill(
         self, common: CommonAttentionMetadata, split: BatchSplit
     ) -> MLAPrefillMetadata:
-        first, num_reqs = split.num_decodes, split.num_prefills
-        if not num_reqs:
+        if not split.num_prefills:
             return self._no_prefill(common.block_table)
-        reqs = slice(first, first + num_reqs)
+        reqs = split.prefill_reqs
+        starts = common.query_start_loc[reqs.start : reqs.stop + 1]
         query_lens = query_lens_of(common)[reqs]
         bounds = common.seq_lens_upper_bound_host.numpy()[reqs] - query_lens
         context_lens = common.num_computed_tokens[reqs]
         return MLAPrefillMetadata(
-            first_req=first,
-            num_reqs=num_reqs,
+            first_req=reqs.start,
+            num_reqs=split.num_prefills,
             first_token=split.num_decode_tokens,
             num_tokens=split.num_prefill_tokens,
             max_query_len=int(query_lens.max(initial=0)),
-            query_start_loc=common.query_start_loc[first : first + num_reqs + 1]
-            - split.num_decode_tokens,
+            query_start_loc=starts - split.num_decode_tokens,
             block_table=common.block_table[reqs],
             context_lens=context_lens,
             context_chunks=self._context.build(bounds.tolist(), context_lens),
