@@ -77,6 +77,18 @@ def test_a_block_that_is_not_held_is_not_released(ids: list[int]) -> None:
     assert pool.references(1) == 1
 
 
+def test_recounted_books_say_what_is_held_whatever_they_said() -> None:
+    """What nobody holds comes back, when the last step that may touch it has ended."""
+    pool = BlockPool(6)
+    first, second, _ = pool.allocate(3)
+    pool.release([second], last_step=2)
+    pool.recount([first, first], last_step=4)
+    assert pool.reference_counts() == [0, 2, 0, 0, 0, 0]
+    assert (pool.num_free, pool.num_cooling) == (0, 4)
+    pool.complete(4)
+    assert sorted(pool.allocate(4)) == [2, 3, 4, 5]
+
+
 def test_the_peak_counts_blocks_that_cool() -> None:
     """They are as little to be had as those in use."""
     pool = BlockPool(5)

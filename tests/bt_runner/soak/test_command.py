@@ -8,7 +8,7 @@ import pytest
 from tests.bt_runner.soak.small import small
 
 from bt_runner.cli import run
-from bt_runner.replay.check import VerificationError
+from bt_runner.errors import VerificationError
 from bt_runner.soak import command
 from bt_runner.soak.loop import SoakLoop
 from bt_runner.soak.resident import ResidentMemory

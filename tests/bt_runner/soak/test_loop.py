@@ -10,8 +10,8 @@ import torch
 from tests.bt_runner.soak.small import shortened, small
 
 from bt_runner.batch import BatchArrays
+from bt_runner.errors import VerificationError
 from bt_runner.graphs import GraphSize, stand_ins
-from bt_runner.replay.check import VerificationError
 from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.request import Request
 from bt_runner.soak.counts import Counts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bt_runner.replay.check import VerificationError
+from bt_runner.errors import VerificationError
 from bt_runner.request import Request, SamplingParams
 from bt_runner.soak.token_store import TokenStore
 from bt_runner.step_plan import Scheduled

@@ -1,4 +1,4 @@
-"""The command line: what can be asked for, and how errors and Ctrl-C end."""
+"""The command line: what can be asked for, and how a failed check, bad input and Ctrl-C end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import bt_runner
 from bt_runner.demo.options import add_options as add_demo_options
-from bt_runner.errors import RunnerError
+from bt_runner.errors import RunnerError, VerificationError
 from bt_runner.geometry.options import add_options as add_plan_options
 from bt_runner.replay.options import add_options as add_replay_options
 from bt_runner.run.options import add_options as add_run_options
@@ -76,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     try:
         code: int = import_module(_COMMANDS[args.command].module).run(args)
-    except BlockTableFaultError as error:
+    except (BlockTableFaultError, VerificationError) as error:
         return _end(f"error: {error}", MISMATCH)
     except (RunnerError, BlockTableError) as error:
         return _end(f"error: {error}", BAD_INPUT)

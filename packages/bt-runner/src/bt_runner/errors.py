@@ -30,3 +30,11 @@ class BadInputError(RunnerError, ValueError):
 
 class RankLostError(RunnerError, RuntimeError):
     """Another rank is gone, or did not come in time."""
+
+
+class VerificationError(RunnerError):
+    """A table, a slot or the books of a pool are not what the contract says.
+
+    The facts name ``request``, ``group`` and ``column`` where there are such, and what
+    was ``expected`` and ``found``.
+    """

@@ -12,7 +12,9 @@ from bt_runner.dense import DenseModel, DenseOutput
 from bt_runner.observer import Observation
 from bt_runner.request import Request
 
+# gaps of two scores, as a share of the largest score, that rounding may close
 _NEAR_TIES = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+# differences of two numbers, as a share of the largest of them, that rounding explains
 _NOISE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 
 

@@ -12,19 +12,16 @@ from bt_builders import (
     MambaMetadataBuilder,
     MLAMetadataBuilder,
 )
-from bt_runner.errors import BadInputError
 from bt_runner.geometry.caches import (
     IndexCache,
     KeyValueCache,
     LatentCache,
     ModelGeometry,
     StateCache,
-    TokenCache,
 )
+from bt_runner.geometry.members import CacheMember, dtype_bytes, state_member, token_member
 from bt_width import AttentionSpec, CacheSpec, MambaSpec, MultipleOf, UniformSpec
 from bt_width.specs import MambaMode
-
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 _BUILDERS: dict[str, BuilderClass] = {
     LatentCache.name: MLAMetadataBuilder,
@@ -56,30 +53,6 @@ class CutOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheMember:
-    """What the layers of a group keep under one name.
-
-    Attributes:
-        name: What it is.
-        num_layers: Layers that keep it.
-        token_bytes: Bytes of a token, of all its layers.
-        recurrent_bytes: Bytes of a recurrent state, of one layer.
-        conv_bytes: Bytes of a convolution's inputs, of one layer.
-    """
-
-    name: str
-    num_layers: int
-    token_bytes: int = 0
-    recurrent_bytes: int = 0
-    conv_bytes: int = 0
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one state, of all its layers."""
-        return self.num_layers * (self.recurrent_bytes + self.conv_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GeometryGroup:
     """Layers that share a table.
 
@@ -103,43 +76,17 @@ def geometry_groups(geometry: ModelGeometry, options: CutOptions) -> tuple[Geome
     Raises:
         BadInputError: A dtype has no known size, or none is named.
     """
-    num_bytes = _dtype_bytes(options.cache_dtype or geometry.dtype)
+    num_bytes = dtype_bytes(options.cache_dtype or geometry.dtype)
     groups = []
     for kinds in ((LatentCache, IndexCache), (KeyValueCache,)):
-        members = [_token_member(geometry, kind, num_bytes) for kind in kinds]
+        members = [token_member(geometry, kind, num_bytes) for kind in kinds]
         kept = tuple(member for member in members if member.num_layers)
         if kept:
             groups.append(GeometryGroup(attention=_attention_group(kept, options), members=kept))
-    states = _state_members(geometry, num_bytes)
-    if states:
-        groups.append(GeometryGroup(attention=_mamba_group(options), members=states))
+    states = state_member(geometry, num_bytes)
+    if states.num_layers:
+        groups.append(GeometryGroup(attention=_mamba_group(options), members=(states,)))
     return tuple(groups)
-
-
-def _token_member(geometry: ModelGeometry, kind: type[TokenCache], num_bytes: int) -> CacheMember:
-    caches = [cache for layer in geometry.layers for cache in layer if isinstance(cache, kind)]
-    return CacheMember(
-        name=kind.name,
-        num_layers=len(caches),
-        token_bytes=sum(cache.token_bytes(num_bytes) for cache in caches),
-    )
-
-
-def _state_members(geometry: ModelGeometry, num_bytes: int) -> tuple[CacheMember, ...]:
-    states = [
-        cache for layer in geometry.layers for cache in layer if isinstance(cache, StateCache)
-    ]
-    if not states:
-        return ()
-    # all layers of the known families keep states of one shape
-    return (
-        CacheMember(
-            name=StateCache.name,
-            num_layers=len(states),
-            recurrent_bytes=states[0].recurrent_bytes(_dtype_bytes(geometry.state_dtype)),
-            conv_bytes=states[0].conv_bytes(num_bytes),
-        ),
-    )
 
 
 def _attention_group(members: tuple[CacheMember, ...], options: CutOptions) -> AttentionGroup:
@@ -172,18 +119,3 @@ def _mamba_group(options: CutOptions) -> AttentionGroup:
         supported_kernel_block_sizes=(MultipleOf(1),),
     )
     return AttentionGroup(name=StateCache.name, spec=spec, backends=(mamba,))
-
-
-def _dtype_bytes(name: str | None) -> int:
-    if name is None:
-        raise BadInputError(
-            "the config lacks dtype, and torch_dtype, so the bytes of its cache are not known; "
-            "give --cache-dtype",
-            field="dtype",
-        )
-    if name not in _DTYPE_BYTES:
-        raise BadInputError(
-            f"the size of dtype {name!r} is not known here; known are {', '.join(_DTYPE_BYTES)}",
-            dtype=name,
-        )
-    return _DTYPE_BYTES[name]

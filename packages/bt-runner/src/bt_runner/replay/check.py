@@ -13,20 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bt_runner.batch import BatchArrays
-from bt_runner.errors import RunnerError
+from bt_runner.errors import VerificationError
 from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.request import Request
 from bt_runner.step_plan import Scheduled
 from bt_tables import StepTables
 from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
-
-
-class VerificationError(RunnerError):
-    """A table, a slot or the books of a pool are not what the contract says.
-
-    The facts name ``request``, ``group`` and ``column`` where there are such, and what
-    was ``expected`` and ``found``.
-    """
 
 
 class StepCheck:

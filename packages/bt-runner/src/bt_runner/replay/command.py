@@ -11,9 +11,8 @@ from rich.console import Console
 
 from bt_builders import init_attention
 from bt_runner.devices import find_device
-from bt_runner.errors import BadInputError
+from bt_runner.errors import BadInputError, VerificationError
 from bt_runner.geometry.from_options import geometry_of, groups_of, limits_of
-from bt_runner.replay.check import VerificationError
 from bt_runner.replay.counting import UpdateCounts, counting_executor
 from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.pool_sizes import average_pool_sizes

@@ -66,7 +66,8 @@ class SoakLoop:
 
         Raises:
             BlockTableError: The sanitizer, the tables or the builders refused a step.
-            RunnerError: A step is not what the contract says.
+            VerificationError: A step is not what the contract says.
+            RunnerError: Requests wait, and none can be computed.
         """
         for _ in range(num_steps):
             self._let_come()
@@ -78,7 +79,8 @@ class SoakLoop:
 
         Raises:
             BlockTableError: As for ``run``.
-            RunnerError: As for ``run``, or a pool lacks a block.
+            VerificationError: As for ``run``, or a pool lacks a block.
+            RunnerError: As for ``run``.
         """
         while self._scheduler.requests:
             self._step()

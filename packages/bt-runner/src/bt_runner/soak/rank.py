@@ -10,8 +10,8 @@ import torch
 from bt_builders import AttentionSetup, init_attention
 from bt_runner.batch import BatchArrays
 from bt_runner.block_pool import BlockPool
+from bt_runner.errors import VerificationError
 from bt_runner.guard import TableGuard
-from bt_runner.replay.check import VerificationError
 from bt_runner.soak.drivers import BatchOrderDriver, StagedDriver, TableDriver
 from bt_runner.soak.scenario import Scenario
 from bt_runner.step_plan import Scheduled, StepPlan

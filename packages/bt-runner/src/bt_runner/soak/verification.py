@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bt_runner.batch import BatchArrays
-from bt_runner.replay.check import StepCheck, VerificationError
+from bt_runner.errors import VerificationError
+from bt_runner.replay.check import StepCheck
 from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.request import Request
 from bt_runner.soak.counts import Counts
