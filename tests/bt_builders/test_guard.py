@@ -87,6 +87,17 @@ def test_every_builder_checks_its_table(kind: str, spoil: Spoil) -> None:
         builder.build(spoil(common))
 
 
+def test_an_equal_plan_is_the_builders_own() -> None:
+    """Ranks and processes plan for themselves: what counts is what was planned."""
+    spec = AttentionSpec(block_size=16)
+    common = make_batch(plan(spec, 200), [Request(40, 2)])
+
+    BatchGuard(plan(spec, 200), "cpu").check(common)
+
+    with pytest.raises(WidthMismatchError, match="planned differently"):
+        BatchGuard(plan(spec, 201), "cpu").check(common)
+
+
 VECTORS = [
     "query_start_loc", "query_start_loc_host", "seq_lens", "seq_lens_upper_bound_host",
     "local_seq_lens", "num_computed_tokens", "num_accepted_tokens", "is_prefilling",

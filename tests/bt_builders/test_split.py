@@ -49,9 +49,12 @@ def test_uniform_decodes_end_where_lengths_differ() -> None:
     assert split([2, 2, 1, 2], 4, uniform=True) == BatchSplit(2, 4, 2, True, 2, 3)
 
 
+@pytest.mark.parametrize("num_reqs", [2, 3, 4])
 @pytest.mark.parametrize("num_tokens", [4, 5, 7])
-def test_padding_that_makes_no_whole_rows_is_no_uniform_decode(num_tokens: int) -> None:
-    ours = split([2, 2], 4, uniform=True, num_reqs=4, num_tokens=num_tokens)
+def test_padding_that_makes_no_whole_rows_is_no_uniform_decode(
+    num_reqs: int, num_tokens: int
+) -> None:
+    ours = split([2, 2], 4, uniform=True, num_reqs=num_reqs, num_tokens=num_tokens)
 
     assert ours == BatchSplit(2, 4, 2, True, 0, 0)
 

@@ -92,7 +92,7 @@ def test_f10_slices_equal_independently_built_batches(seed: int) -> None:
         if own:
             assert_equal(part, make_batch(layout, own))
         else:
-            assert (part.num_reqs, part.num_tokens) == (0, 0)
+            assert (part.num_reqs, part.num_tokens, part.max_seq_len) == (0, 0, 0)
 
 
 def test_padding_rows_go_with_their_tokens() -> None:

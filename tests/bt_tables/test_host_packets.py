@@ -92,6 +92,22 @@ def test_a_packet_that_grows_is_replaced_and_the_sent_one_still_read() -> None:
     assert columns(table, 2, 1) == [5]
 
 
+@pytest.mark.parametrize("num_ids", range(4200, 4360, 9))
+def test_a_packet_nearly_full_of_ids_takes_the_tokens_too(num_ids: int) -> None:
+    """Wherever it ends: before, within or behind the records and the batch."""
+    executor = LateExecutor()
+    limits = ServingLimits(max_model_len=2**17, max_num_reqs=3, max_num_batched_tokens=3)
+    tables = StagedBlockTables(plan_groups(limits, AttentionSpec(block_size=16)), device=executor)
+
+    tables.append_block_ids(0, [range(1, num_ids + 1)])
+    tables.append_block_ids(1, [[7]])
+    found = tables.step(batch_of([0, 1], [[0, 16 * num_ids - 1], [15]]))
+    executor.catch_up()
+
+    assert columns(found.block_tables[0], 0, num_ids) == list(range(1, num_ids + 1))
+    assert found.slot_mappings.tolist() == [[16, 16 * num_ids + 15, 127]]
+
+
 def test_h1_commits_are_read_late_too() -> None:
     executor = LateExecutor()
     tables = MultiGroupBlockTable(plan_groups(LIMITS, SPEC), device=executor)

@@ -121,14 +121,36 @@ def test_a_long_edit_is_shared_by_a_program_for_every_tile(
 def test_edits_of_many_long_rows_share_a_bounded_number_of_programs() -> None:
     limits = ServingLimits(max_model_len=2**20, max_num_reqs=600, max_num_batched_tokens=600)
     executor = CheckedExecutor()
-    tables = StagedBlockTables(plan_groups(limits, AttentionSpec(block_size=64)), device=executor)
+    spec = AttentionSpec(block_size=64)
+    tables = StagedBlockTables(plan_groups(limits, spec, spec), device=executor)
 
-    tables.append_block_ids(0, [range(1, 2**14 + 1)])
+    tables.append_block_ids(0, [range(1, 2**14 + 1), [1]])
     for row in range(1, 600):
-        tables.append_block_ids(row, [[7]])
+        tables.append_block_ids(row, [[7], [7]])
     tables.apply_staged_writes()
 
-    assert executor.counts.programs == 600 * (MAX_COLUMN_PROGRAMS // 600)
+    pieces = 600 * 2
+    assert executor.counts.programs == pieces * (MAX_COLUMN_PROGRAMS // pieces)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("num_groups", [1, 2, 3])
+def test_a_step_of_ordinary_size_allocates_nothing(num_groups: int) -> None:
+    """An edit of every row, a token of each, and the ids of a prompt."""
+    limits = ServingLimits(max_model_len=2**18, max_num_reqs=100, max_num_batched_tokens=100)
+    executor = CheckedExecutor()
+    layouts = plan_groups(limits, *[AttentionSpec(block_size=64)] * num_groups)
+    tables = StagedBlockTables(layouts, device=executor)
+    batch = batch_of(range(100), [[0]] * 100)
+    tables.step(batch)
+    before = len(executor._guarded)
+
+    tables.append_block_ids(0, [range(1, 3900 // num_groups)] * num_groups)
+    for row in range(1, 100):
+        tables.append_block_ids(row, [[1]] * num_groups)
+    tables.step(batch)
+
+    assert len(executor._guarded) == before
 
 
 @pytest.mark.fast
