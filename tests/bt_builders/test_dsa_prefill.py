@@ -147,6 +147,56 @@ def test_chunks_see_what_each_token_may_see(
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param(DSAOptions(workspace_tokens=90), [(0, 2), (2, 1)], id="keys-of-two"),
+        pytest.param(DSAOptions(workspace_tokens=89), [(0, 1), (1, 2)], id="a-key-less"),
+        pytest.param(DSAOptions(max_logits_bytes=4 * 5400), [(0, 2), (2, 1)], id="scores-of-two"),
+        pytest.param(DSAOptions(max_logits_bytes=4 * 5400 - 1), [(0, 1), (1, 2)], id="a-byte-less"),
+        pytest.param(DSAOptions(), [(0, 3)], id="default"),
+    ],
+)
+def test_a_chunk_ends_where_a_budget_is_full(
+    options: DSAOptions, expected: list[tuple[int, int]]
+) -> None:
+    """Two prompts have 60 tokens and 90 keys together, in 4 bytes a score."""
+    requests = [prompt(50, 20), prompt(40, 40), prompt(10, 10)]
+
+    chunks = build(plan_indexer(), requests, options).prefill
+
+    assert [(chunk.first_req, chunk.num_reqs) for chunk in chunks] == expected
+
+
+def test_hundreds_of_prompts_are_planned_one_after_the_other() -> None:
+    limits = serving_limits(64, max_num_reqs=300, max_num_batched_tokens=900)
+    layout = BlockTableLayout.plan(AttentionSpec(block_size=16), limits)
+
+    (chunk,) = build(layout, [prompt(3, 3)] * 300).prefill
+
+    assert (chunk.num_reqs, chunk.num_tokens, chunk.num_keys) == (300, 900, 900)
+
+
+@pytest.mark.parametrize(
+    "starts", [[0, 0, 0, 0], [0, 5, 9, 12], [0, 60, 60, 60]], ids=["none", "fewer", "all-in-one"]
+)
+def test_starts_that_differ_on_the_device_stay_within_each_chunk(starts: list[int]) -> None:
+    """The host plans the chunks; what a late device says must not index past one."""
+    layout = plan_indexer()
+    builder_class = DSAIndexerMetadataBuilder.configured(DSAOptions(workspace_tokens=90))
+    builder = builder_class(layout, "cpu", block_table_width=layout.width)
+    common = make_batch(layout, [prompt(50, 20), prompt(40, 40), prompt(10, 10)])
+
+    metadata = builder.build(
+        replace(common, query_start_loc=torch.tensor(starts, dtype=torch.int32))
+    )
+
+    for chunk in metadata.prefill:
+        requests = chunk.token_to_req
+        assert requests.shape == (chunk.num_tokens,)
+        assert ((requests >= 0) & (requests < chunk.num_reqs)).all()
+
+
 def test_f7_rows_lengths_and_tokens_keep_the_order_of_the_batch() -> None:
     """[decode, decode, context]: each part's row i belongs to its request i."""
     layout = plan_indexer()
@@ -258,6 +308,13 @@ def test_d1_ids_and_page_size_come_in_one_unit() -> None:
     assert metadata.kernel_block_size == 64
     capacity = layout.blocks_per_row * layout.block_size
     assert metadata.kernel_block_size * metadata.decode.block_table.shape[1] == capacity
+
+
+def test_by_default_one_or_two_tokens_are_native_and_the_budgets_are_a_servers() -> None:
+    options = DSAOptions()
+
+    assert options.native_query_lens == {1, 2}
+    assert (options.workspace_tokens, options.max_logits_bytes) == (65_536, 536_870_912)
 
 
 @pytest.mark.parametrize("name", ["workspace_tokens", "max_logits_bytes"])

@@ -93,6 +93,7 @@ def test_f10_slices_equal_independently_built_batches(seed: int) -> None:
             assert_equal(part, make_batch(layout, own))
         else:
             assert (part.num_reqs, part.num_tokens, part.max_seq_len) == (0, 0, 0)
+            assert part.max_query_len == common.max_query_len
 
 
 def test_padding_rows_go_with_their_tokens() -> None:
@@ -108,6 +109,26 @@ def test_padding_rows_go_with_their_tokens() -> None:
     alone = [Request(30 + n, 1, tuple(rows[n])) for n in range(5)]
     assert_equal(first, make_batch(layout, alone[:4]))
     assert_equal(second, make_batch(layout, alone[4:], num_reqs=4, num_tokens=4))
+
+
+def test_a_cut_through_the_padding_shares_its_rows() -> None:
+    limits = serving_limits(200, max_num_reqs=8)
+    layout = BlockTableLayout.plan(AttentionSpec(block_size=16), limits)
+    common = make_batch(layout, [Request(30, 2), Request(31, 2)], num_reqs=8, num_tokens=16)
+
+    parts = split_ubatches(common, [8, 10])
+
+    assert [(part.num_reqs, part.num_tokens) for part in parts] == [(4, 8), (1, 2), (3, 6)]
+    assert [part.seq_lens.tolist() for part in parts] == [[30, 31, 0, 0], [0], [0, 0, 0]]
+
+
+def test_a_batch_of_padding_alone_is_cut_evenly() -> None:
+    layout = plan(AttentionSpec(block_size=16), 200)
+    common = make_batch(layout, [], num_reqs=4, num_tokens=8, max_query_len=2)
+
+    parts = split_ubatches(common, [2])
+
+    assert [(part.num_reqs, part.num_tokens) for part in parts] == [(1, 2), (3, 6)]
 
 
 def test_a_half_of_padding_alone_is_a_dummy_batch() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tests.support.executors import LateExecutor
+from tests.support.executors import CheckedExecutor, LateExecutor
 from tests.support.tables import batch_of, columns, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables
@@ -106,6 +106,20 @@ def test_a_packet_nearly_full_of_ids_takes_the_tokens_too(num_ids: int) -> None:
 
     assert columns(found.block_tables[0], 0, num_ids) == list(range(1, num_ids + 1))
     assert found.slot_mappings.tolist() == [[16, 16 * num_ids + 15, 127]]
+
+
+def test_a_packet_grows_by_doubling() -> None:
+    """A thousand edits that do not fit cost a few larger packets, not one each."""
+    executor = CheckedExecutor()
+    limits = ServingLimits(max_model_len=2**20, max_num_reqs=3, max_num_batched_tokens=3)
+    tables = StagedBlockTables(plan_groups(limits, AttentionSpec(block_size=16)), device=executor)
+    before = executor.num_allocations
+
+    for row in range(1000):
+        tables.append_block_ids(row % 3, [range(1, 101)], overwrite=True)
+
+    # both sides of a packet, from 4,352 ints to 139,264
+    assert executor.num_allocations - before == 2 * 5
 
 
 def test_h1_commits_are_read_late_too() -> None:

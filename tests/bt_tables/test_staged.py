@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.executors import CheckedExecutor
+from tests.support.poison import POISON
 from tests.support.tables import batch_of, columns, on_twin_and_kernel, plan_groups
 
 from bt_tables import StagedBlockTables, StepBatch
@@ -283,6 +284,45 @@ def test_g7_no_groups_give_empty_results() -> None:
     assert tables.gather_block_tables(np.zeros(1, np.int32), 2) == ()
     assert tables.dummy_block_tables(5) == ()
     assert tables.dummy_slot_mappings(4).shape == (0, 4)
+
+
+def test_without_groups_any_int32_is_a_number_of_tokens() -> None:
+    tables = StagedBlockTables([], device="cpu")
+
+    assert tables.dummy_slot_mappings(2**31 - 1).shape == (0, 2**31 - 1)
+    with pytest.raises(InvalidEditError):
+        tables.dummy_slot_mappings(2**31)
+
+
+@on_twin_and_kernel
+def test_rebind_restores_facts_and_nulls_what_is_no_block(
+    executor_class: Callable[[], Executor],
+) -> None:
+    """Left and right of each row's blocks; the blocks themselves were kept by the memory."""
+    limits = ServingLimits(max_model_len=64, max_num_reqs=3, max_num_batched_tokens=4)
+    layouts = plan_groups(limits, (AttentionSpec(block_size=8), 4), AttentionSpec(block_size=16))
+    tables = StagedBlockTables(layouts, device=executor_class())
+    tables.append_block_ids(0, [[5, 6, 7], [3]])
+    tables.append_block_ids(2, [[8], []])
+    tables.null_prefix(0, 0, 1)
+    tables.apply_staged_writes()
+    storage = tables._engine.storage
+    storage.groups.fill_(-1)
+    storage.batch.fill_(POISON)
+    storage.slots.fill_(POISON)
+    first, second = (storage.table(storage.rows, group) for group in (0, 1))
+    first[0, :2] = first[0, 6:] = first[1] = first[2, 2:] = POISON
+    second[0, 1:] = second[1:] = POISON
+
+    tables.rebind()
+    found = tables.step(batch_of([0, 1, 2], [[9], [], []], num_tokens_padded=4))
+
+    assert columns(found.block_tables[0], 0, 6) == [0, 0, 12, 13, 14, 15]
+    assert columns(found.block_tables[0], 2, 2) == [16, 17]
+    assert columns(found.block_tables[1], 0, 1) == [3]
+    assert not found.block_tables[0][1].any()
+    assert not found.block_tables[1][1:].any()
+    assert found.slot_mappings.tolist() == [[49, -1, -1, -1], [57, -1, -1, -1]]
     tables.invalidate()
     tables.rebind()
 

@@ -143,14 +143,14 @@ def test_a_step_of_ordinary_size_allocates_nothing(num_groups: int) -> None:
     tables = StagedBlockTables(layouts, device=executor)
     batch = batch_of(range(100), [[0]] * 100)
     tables.step(batch)
-    before = len(executor._guarded)
+    before = executor.num_allocations
 
     tables.append_block_ids(0, [range(1, 3900 // num_groups)] * num_groups)
     for row in range(1, 100):
         tables.append_block_ids(row, [[1]] * num_groups)
     tables.step(batch)
 
-    assert len(executor._guarded) == before
+    assert executor.num_allocations == before
 
 
 @pytest.mark.fast

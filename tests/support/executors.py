@@ -35,6 +35,11 @@ class GuardedExecutor(CpuExecutor):
         return self.empty(size, torch.int32)
 
     @property
+    def num_allocations(self) -> int:
+        """How often memory was asked for."""
+        return len(self._guarded)
+
+    @property
     def intact(self) -> bool:
         """Whether no guard was touched."""
         return all(memory.intact for memory in self._guarded)
