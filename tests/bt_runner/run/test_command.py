@@ -149,6 +149,17 @@ def test_empty_file_of_prompts_is_refused(
     assert "holds no prompt" in capsys.readouterr().err
 
 
+def test_file_of_prompts_in_another_encoding_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt is text, and the file is read as UTF-8."""
+    file = tmp_path / "latin1.txt"
+    file.write_bytes("Grüße\n".encode("latin-1"))
+
+    assert _run(model, "--prompts", str(file)) == 2
+    assert f"cannot read prompts from {file}" in capsys.readouterr().err
+
+
 def test_foreign_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tokenizer with more tokens than the model's vocabulary does not belong to it."""
     tiny_model("mamba2", seed=0, vocab_size=20).save_pretrained(tmp_path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import CodeType, FrameType, ModuleType
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.bt_runner.harness import decode_all_densely, greedy_traffic, tiny_engine
+from tests.bt_runner.surroundings.interruptions import interrupt_at, places_of
 
 from bt_runner import block_pool, decode_loop, request, rows, scheduler
 from bt_runner.engine import Engine
@@ -21,60 +20,9 @@ from bt_runner.rows import RequestRows
 from bt_runner.scheduler import Scheduler
 from bt_width import AttentionSpec, BlockTableLayout, MambaSpec, ServingLimits
 
-Place: TypeAlias = tuple[CodeType, int]
-"""An instruction: a function's code, and how far into it."""
-
 LIMITS = ServingLimits(max_model_len=64, max_num_reqs=3, max_num_batched_tokens=16)
 ATTENTION = BlockTableLayout.plan(AttentionSpec(block_size=4, token_alignment=None), LIMITS)
 STATES = BlockTableLayout.plan(MambaSpec(block_size=4, mode="align"), LIMITS)
-
-
-class Interruption(KeyboardInterrupt):  # Ctrl-C is no error
-    """Ctrl-C at a place of the test's choice."""
-
-
-@contextmanager
-def watched(modules: list[ModuleType], on_place: Callable[[Place], None]) -> Iterator[None]:
-    """Call ``on_place`` before each instruction of some modules; what it raises comes out there."""
-    files = {module.__file__ for module in modules}
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in files:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            on_place((frame.f_code, frame.f_lasti))
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def places_of(modules: list[ModuleType], work: Callable[[], object]) -> list[Place]:
-    """Return every instruction of some modules that ``work`` comes to."""
-    places: dict[Place, None] = {}
-    with watched(modules, lambda place: places.setdefault(place)):
-        work()
-    return list(places)
-
-
-def interrupt_at(place: Place, modules: list[ModuleType], work: Callable[[], object]) -> bool:
-    """Do ``work`` up to the first time it comes to a place; say whether it ended there."""
-
-    def raise_at(here: Place) -> None:
-        if here == place:
-            raise Interruption
-
-    try:
-        with watched(modules, raise_at):
-            work()
-    except Interruption:
-        return True
-    return False
 
 
 def _serve(loop: Scheduler, num_steps: int = 200) -> None:
@@ -137,9 +85,12 @@ CASES: list[Any] = [
 ]
 
 
+@pytest.mark.parametrize(
+    "stride", [7, pytest.param(1, marks=pytest.mark.long)], ids=["some-places", "every-place"]
+)
 @pytest.mark.parametrize(("start", "modules"), CASES)
 def test_starting_over_mends_what_was_cut_anywhere(
-    start: Callable[[], tuple[Scheduler, list[Request]]], modules: list[ModuleType]
+    start: Callable[[], tuple[Scheduler, list[Request]]], modules: list[ModuleType], stride: int
 ) -> None:
     """Every block is back or kept for later, and every request gets as many tokens as it wants."""
     loop, requests = start()
@@ -147,7 +98,7 @@ def test_starting_over_mends_what_was_cut_anywhere(
     assert sum(each.num_preemptions for each in requests) > 0
     assert len(places) > 500
 
-    for place in places:
+    for place in places[::stride]:
         loop, requests = start()
         assert interrupt_at(place, modules, lambda: _serve(loop))  # noqa: B023  # called at once
         loop.start_over(200)
@@ -184,7 +135,7 @@ def test_an_engine_goes_on_after_an_interruption_anywhere_in_its_loop() -> None:
     # the clock stands around the step, and what it leaves undone is a time
     inside = [place for place in places if place[0].co_name in ("_run", "_account", "_stage_next")]
     assert len(inside) > 100
-    for place in inside[::3]:
+    for place in inside[::5]:
         engine, requests = _engine()
         assert interrupt_at(place, modules, lambda: _finish(engine))  # noqa: B023  # at once
         assert [pool.num_free for pool in engine.pools] == [pool.capacity for pool in engine.pools]

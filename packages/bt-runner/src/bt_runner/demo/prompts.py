@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from bt_runner.errors import BadInputError
+from bt_runner.terminal.prompts import read_prompt_lines
 
 PROMPT_LENGTHS = (240, 7, 1, 700, 64, 63, 2_000, 33, 65, 129, 16, 350, 1_000, 2, 500, 128)
 """Tokens of the built-in prompts: short beside long, and on both sides of block borders."""
@@ -28,23 +28,12 @@ class Prompt(NamedTuple):
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Read a file of prompts, one a line; empty lines are skipped.
+    """Return the prompts of a file, one a line.
 
     Raises:
         BadInputError: The file cannot be read, or holds no prompt.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise BadInputError(
-            f"cannot read prompts from {path}: {error.strerror}", path=str(path)
-        ) from error
-    prompts = [
-        Prompt(f"line {number}", list(line)) for number, line in enumerate(lines, 1) if line.strip()
-    ]
-    if not prompts:
-        raise BadInputError(f"{path} holds no prompt: write one a line", path=str(path))
-    return prompts
+    return [Prompt(f"line {line.number}", list(line.text)) for line in read_prompt_lines(path)]
 
 
 def installed_prompts() -> list[Prompt]:

@@ -30,7 +30,11 @@ class GroupStep:
     built: Sequence[object]
 
     def of(self, kind: type[M]) -> M:
-        """Return what the builder of that kind of metadata built."""
+        """Return what the builder of that kind of metadata built.
+
+        Raises:
+            RunnerError: None of the group's builders builds it.
+        """
         for metadata in self.built:
             if isinstance(metadata, kind):
                 return metadata

@@ -26,6 +26,7 @@ from bt_runner.models.sharding import Ranks
 from bt_runner.processes import joined_ranks
 from bt_runner.request import SamplingParams
 from bt_runner.run.printer import InOrder
+from bt_runner.terminal.prompts import read_prompt_lines
 from bt_width import ContextParallel, ServingLimits
 
 MAX_NUM_REQS = 8
@@ -36,6 +37,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit code.
 
     Several processes that torchrun started share the attention caches; the first writes.
+
+    Raises:
+        BadInputError: The checkpoint, a prompt, a device or the file of prompts cannot be used.
+        RequestRefusedError: A prompt is too long, or a pool too small for it.
     """
     device = find_device(args.device)
     dtype = getattr(torch, args.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
@@ -96,13 +101,9 @@ def _limits(
 
 def _read_prompts(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        return [line.text.decode() for line in read_prompt_lines(path)]
+    except UnicodeDecodeError as error:
         raise BadInputError(f"cannot read prompts from {path}: {error}", path=str(path)) from error
-    texts = [line for line in lines if line.strip()]
-    if not texts:
-        raise BadInputError(f"{path} holds no prompt: write one a line", path=str(path))
-    return texts
 
 
 def _encode(tokenizer: TextTokenizer, text: str, config: ModelConfig) -> list[int]:

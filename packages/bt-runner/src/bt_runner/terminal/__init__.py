@@ -1,1 +1,1 @@
-"""What the commands share: kinds of options, options of several commands, a bar, one thread."""
+"""What the commands share: options, a file of prompts, a bar, one thread."""
