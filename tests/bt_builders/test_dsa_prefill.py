@@ -168,6 +168,15 @@ def test_a_chunk_ends_where_a_budget_is_full(
     assert [(chunk.first_req, chunk.num_reqs) for chunk in chunks] == expected
 
 
+def test_a_workspace_of_less_than_a_state_holds_one() -> None:
+    layout = plan_indexer(tokens_per_state=16)
+    requests = [prompt(16, 16), prompt(16, 16)]
+
+    chunks = build(layout, requests, DSAOptions(workspace_tokens=1)).prefill
+
+    assert [(chunk.first_req, chunk.num_keys) for chunk in chunks] == [(0, 1), (1, 1)]
+
+
 def test_hundreds_of_prompts_are_planned_one_after_the_other() -> None:
     limits = serving_limits(64, max_num_reqs=300, max_num_batched_tokens=900)
     layout = BlockTableLayout.plan(AttentionSpec(block_size=16), limits)

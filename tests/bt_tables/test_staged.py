@@ -315,6 +315,9 @@ def test_rebind_restores_facts_and_nulls_what_is_no_block(
     second[0, 1:] = second[1:] = POISON
 
     tables.rebind()
+    assert [columns(first, row, 6) for row in (1, 2)] == [[0] * 6, [16, 17, 0, 0, 0, 0]]
+    assert columns(first, 0, 6) == [0, 0, 12, 13, 14, 15]
+    assert [columns(second, row, 1) for row in (0, 1, 2)] == [[3], [0], [0]]
     found = tables.step(batch_of([0, 1, 2], [[9], [], []], num_tokens_padded=4))
 
     assert columns(found.block_tables[0], 0, 6) == [0, 0, 12, 13, 14, 15]
