@@ -114,7 +114,7 @@ class Request:
         for token in tokens:
             self.tokens.append(token)
             taken.append(token)
-            self.finish_reason = self._last_token_ends_it()
+            self.finish_reason = self._reason_to_end()
             if self.finish_reason is not None:
                 break
         return taken
@@ -131,9 +131,9 @@ class Request:
         """Forget the step under way, too: no token is pending, and what its tokens end is ended."""
         self.forget_cache()
         self.num_pending = 0
-        self.finish_reason = self.finish_reason or self._last_token_ends_it()
+        self.finish_reason = self.finish_reason or self._reason_to_end()
 
-    def _last_token_ends_it(self) -> FinishReason | None:
+    def _reason_to_end(self) -> FinishReason | None:
         if len(self.tokens) == self.prompt_len:
             return None
         if self.tokens[-1] in self.params.stop_tokens:
