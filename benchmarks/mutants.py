@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[1]
 SKIP = "INSERT INTO work_results (job_id, worker_outcome) VALUES (?, 'SKIPPED')"
 MUTANTS = """SELECT job_id, operator_name, start_pos_row, start_pos_col FROM mutation_specs
              ORDER BY operator_name, occurrence"""
-RESULTS = """SELECT test_outcome, diff FROM work_results WHERE worker_outcome != 'SKIPPED'"""
+RESULTS = """SELECT test_outcome, worker_outcome, diff FROM work_results
+             WHERE worker_outcome != 'SKIPPED'"""
 
 PACKAGES = ["bt_width", "bt_tables", "bt_builders", "bt_runner"]
 # cosmic-ray asks for a command, which nothing here runs.
@@ -56,12 +57,12 @@ class Workplace:
     Attributes:
         package: The import name of the package.
         module: The file, relative to the package.
-        seconds: After how long a change that makes the tests hang counts as noticed.
+        seconds: A change with which the tests take more of a processor counts as noticed.
     """
 
     package: str
     module: str
-    seconds: float
+    seconds: int
 
     @property
     def folder(self) -> Path:
@@ -104,7 +105,8 @@ class Workplace:
     def time_tests(self, warm: WarmTests) -> Mapping[Path, float]:
         """The seconds that each file of tests takes when nothing is changed."""
         options = ["--junit-xml=times.xml", "-o", "junit_duration_report=total"]
-        if not warm.pass_in(self.folder, [*OPTIONS, *options, f"tests/{self.package}"]):
+        arguments = [*OPTIONS, *options, f"tests/{self.package}"]
+        if warm.exit_code(self.folder, arguments, self.seconds):
             print((self.folder / "output.txt").read_text())
             # tests that fail anyway would notice everything
             sys.exit(f"the fast tests of {self.package} fail as they are: mend them first")
@@ -131,11 +133,12 @@ class Workplace:
                 (mutation,) = item.mutations
                 operator = get_operator(mutation.operator_name)(**mutation.operator_args)
                 with use_mutation(source, operator, mutation.occurrence) as (before, after):
-                    passed = warm.pass_in(self.folder, arguments, self.seconds)
+                    code = warm.exit_code(self.folder, arguments, self.seconds)
                 result = WorkResult(
-                    worker_outcome=WorkerOutcome.NORMAL,
+                    # abnormal is what a signal ended: no test failed
+                    worker_outcome=WorkerOutcome.NORMAL if code >= 0 else WorkerOutcome.ABNORMAL,
                     output=(self.folder / "output.txt").read_text(errors="replace"),
-                    test_outcome=TestOutcome.SURVIVED if passed else TestOutcome.KILLED,
+                    test_outcome=TestOutcome.KILLED if code else TestOutcome.SURVIVED,
                     diff="\n".join(self._diff(before, after)),
                 )
                 database.set_result(item.job_id, result)
@@ -208,17 +211,19 @@ def skip_all_but(chosen: set[Mutant], workplaces: Sequence[Workplace]) -> None:
 
 def report(workplaces: Sequence[Workplace]) -> None:
     """Print what survived, then a line per file."""
-    total = caught = 0
+    total = caught = ended = 0
     for workplace in workplaces:
         with sqlite3.connect(workplace.session) as session:
             results = session.execute(RESULTS).fetchall()
-        survivors = [diff for outcome, diff in results if outcome == "SURVIVED"]
+        survivors = [diff for outcome, _, diff in results if outcome == "SURVIVED"]
         for diff in survivors:
             print(diff, end="\n\n")
         total += len(results)
         caught += len(results) - len(survivors)
+        ended += sum(worker == "ABNORMAL" for _, worker, _ in results)
         print(f"{workplace.module}: {len(results) - len(survivors)} of {len(results)} caught\n")
-    print(f"{caught} of {total} caught: {100 * caught / max(total, 1):.1f} %")
+    share = f"{100 * caught / max(total, 1):.1f} %"
+    print(f"{caught} of {total} caught: {share}, {ended} by a crash or the time they took")
 
 
 def main() -> None:
@@ -229,7 +234,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="so many changes only, chosen by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="files at a time")
-    parser.add_argument("--timeout", type=float, default=60, help="seconds of one test run")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds of one test run")
     args = parser.parse_args()
 
     source = ROOT / "packages" / args.package.replace("_", "-") / "src" / args.package

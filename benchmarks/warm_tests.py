@@ -3,6 +3,7 @@
 import importlib
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -25,20 +26,32 @@ class WarmTests:
             importlib.import_module(name)
         self._context = multiprocessing.get_context("fork")
 
-    def pass_in(self, folder: Path, arguments: Sequence[str], seconds: float | None = None) -> bool:
-        """Whether the tests in ``folder`` pass, in time; what they print is in ``output.txt``."""
-        run = self._context.Process(target=_run, args=(folder, list(arguments)))
+    def exit_code(self, folder: Path, arguments: Sequence[str], seconds: int) -> int:
+        """Run the tests in ``folder``; what they print is in ``output.txt``.
+
+        Args:
+            folder: A copy of the tree.
+            arguments: Pytest's.
+            seconds: What the run may take of a processor, whatever else is busy. One that
+                only waits may wait ten times as long.
+
+        Returns:
+            Pytest's exit code, or minus the signal that ended the run.
+        """
+        run = self._context.Process(target=_run, args=(folder, list(arguments), seconds))
         run.start()
-        run.join(seconds)
+        run.join(10 * seconds)
         if run.is_alive() and run.pid:
             os.killpg(run.pid, signal.SIGKILL)
             run.join()
-        return run.exitcode == 0
+        return run.exitcode or 0
 
 
-def _run(folder: Path, arguments: list[str]) -> None:
+def _run(folder: Path, arguments: list[str], seconds: int) -> None:
     # a group of its own, which ends with all that the tests started
     os.setsid()
+    # SIGXCPU, which ends the run
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     with (folder / "output.txt").open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
