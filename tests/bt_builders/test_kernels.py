@@ -56,13 +56,17 @@ def in_both(run: Callable[[Operations], list[Guarded]], seed: int) -> None:
 def ragged_batch(
     draw: random.Random, num_reqs: int, max_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Query starts and lengths of requests, some without tokens, at odd addresses."""
+    """Query starts and lengths of requests, at odd addresses.
+
+    Some have no tokens, and some fewer in all than in this step: padding rows, and a
+    device that knows better than the host.
+    """
     starts = [0]
     lens = []
     for _ in range(num_reqs):
         query_len = draw.choice([0, 1, 1, 2, 4])
         starts.append(starts[-1] + query_len)
-        lens.append(draw.randint(query_len, max_len))
+        lens.append(draw.choice([draw.randint(0, query_len), draw.randint(query_len, max_len)]))
     return misaligned(int32(starts)), misaligned(int32(lens))
 
 
@@ -88,6 +92,19 @@ def test_token_lens(geometry: RowGeometry, num_reqs: int) -> None:
         return out
 
     in_both(run, num_reqs)
+
+
+@pytest.mark.parametrize("num_tokens", [127, 128, 129, 256, 257])
+def test_token_lens_at_the_edges_of_tiles(num_tokens: int) -> None:
+    starts, lens = int32(range(num_tokens + 1)), int32(range(1, num_tokens + 1))
+
+    def run(operations: Operations) -> list[Guarded]:
+        out = outputs([num_tokens] * 2)
+        target = TokenLens(*(each.inner for each in out))
+        operations.token_lens(RowGeometry(300, 1, 1, 1, 0, 1, 0, 300), starts, lens, target)
+        return out
+
+    in_both(run, num_tokens)
 
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 6])

@@ -68,6 +68,20 @@ def test_d2_a_connector_registers_kernel_blocks(
     assert kv_cache_shape(layout, 1813, (4, 128), member=member) == expected
 
 
+def test_a_state_may_be_one_number() -> None:
+    layout = BlockTableLayout.plan(AttentionSpec(block_size=8), LIMITS)
+
+    assert kv_cache_shape(layout, 1, (1, 1)) == (1, 8, 1, 1)
+
+
+@pytest.mark.parametrize("bad", [pytest.param((0, 1), id="zero"), pytest.param((2.0,), id="float")])
+def test_a_state_without_room_is_refused(bad: Any) -> None:
+    layout = BlockTableLayout.plan(AttentionSpec(block_size=8), LIMITS)
+
+    with pytest.raises(InvalidSpecError, match="state_shape must hold positive ints"):
+        kv_cache_shape(layout, 1, bad)
+
+
 def test_a_shape_needs_a_pool_and_the_member_it_is_for() -> None:
     layout = BlockTableLayout.plan(COMPRESSED, LIMITS, 64)
 
@@ -127,6 +141,10 @@ def test_a_slot_outside_the_cache_is_refused() -> None:
             write_states(cache, torch.tensor([bad]), torch.zeros(1, 2))
     with pytest.raises(WidthMismatchError):
         write_states(cache, torch.tensor([1, 2]), torch.zeros(1, 2))
+    with pytest.raises(WidthMismatchError):
+        write_states(cache, torch.tensor(1), torch.ones(2))
+    with pytest.raises(WidthMismatchError):
+        write_states(torch.zeros(5), torch.tensor([1]), torch.ones(1))
     assert not cache.any()
 
 

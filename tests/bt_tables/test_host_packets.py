@@ -59,6 +59,8 @@ def test_a_step_past_the_depth_waits_for_the_oldest(depth: int) -> None:
 
     run_steps(executor, depth, depth)
     assert executor.waits == 0
+    run_steps(executor, depth, depth + 1)
+    assert executor.waits == 1
 
     table = run_steps(LateExecutor(), depth, 7)
     assert columns(table, 0, 56) == [
