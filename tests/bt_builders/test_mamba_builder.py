@@ -259,6 +259,26 @@ def test_prompts_prefill_and_one_token_with_a_state_decodes() -> None:
     assert metadata.prefill.chunks.seq_idx.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("num_prefills", range(1, 4))
+@pytest.mark.parametrize("num_decodes", range(4))
+def test_both_parts_are_slices_of_the_batch(num_decodes: int, num_prefills: int) -> None:
+    layout = plan_mamba()
+    decodes = [Request(40 + row, 1) for row in range(num_decodes)]
+    prompts = [Request(30, 7 + row, is_prefilling=True) for row in range(num_prefills)]
+
+    metadata = MambaMetadataBuilder(layout, "cpu").build(make_batch(layout, decodes + prompts))
+
+    decode, prefill = metadata.decode, metadata.prefill
+    assert (decode.num_reqs, decode.num_tokens) == (num_decodes, num_decodes)
+    assert decode.max_query_len == min(num_decodes, 1)
+    assert decode.query_start_loc.tolist() == list(range(num_decodes + 1))
+    assert decode.states.source_ids.tolist() == metadata.states.source_ids[:num_decodes].tolist()
+    assert (prefill.first_req, prefill.num_reqs) == (num_decodes, num_prefills)
+    assert (prefill.first_token, prefill.num_tokens) == (num_decodes, [0, 7, 15, 24][num_prefills])
+    assert prefill.query_start_loc.tolist() == [0, 7, 15, 24][: num_prefills + 1]
+    assert prefill.states.source_ids.tolist() == metadata.states.source_ids[num_decodes:].tolist()
+
+
 def test_a_prompt_of_one_token_prefills() -> None:
     """It has no state: a decode would start from whatever its block held before."""
     layout = plan_mamba()

@@ -123,6 +123,28 @@ def test_both_parts_are_slices_of_the_batch() -> None:
     assert metadata.kernel_block_size == 16
 
 
+@pytest.mark.parametrize("num_prefills", range(1, 4))
+@pytest.mark.parametrize("num_decodes", range(4))
+def test_every_number_of_requests_is_cut_in_its_parts(num_decodes: int, num_prefills: int) -> None:
+    layout = plan_mla()
+    decodes = [Request(40 + row, 2) for row in range(num_decodes)]
+    prompts = [Request(30, 7 + row, is_prefilling=True) for row in range(num_prefills)]
+
+    metadata = build(layout, decodes + prompts)
+
+    decode, prefill = metadata.decode, metadata.prefill
+    assert (metadata.num_decodes, metadata.num_prefills) == (num_decodes, num_prefills)
+    assert (decode.num_tokens, decode.max_query_len) == (2 * num_decodes, 2 * (num_decodes > 0))
+    assert decode.query_start_loc.tolist() == list(range(0, 2 * num_decodes + 1, 2))
+    assert decode.seq_lens.tolist() == list(range(40, 40 + num_decodes))
+    assert (prefill.first_req, prefill.num_reqs) == (num_decodes, num_prefills)
+    assert prefill.first_token == 2 * num_decodes
+    assert prefill.num_tokens == [0, 7, 15, 24][num_prefills]
+    assert prefill.max_query_len == [0, 7, 8, 9][num_prefills]
+    assert prefill.query_start_loc.tolist() == [0, 7, 15, 24][: num_prefills + 1]
+    assert prefill.context_lens.tolist() == [23, 22, 21][:num_prefills]
+
+
 def test_c10_padding_rows_see_nothing() -> None:
     layout = plan_mla()
     builder = MLAMetadataBuilder(layout, "cpu")
