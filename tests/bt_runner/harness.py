@@ -13,8 +13,9 @@ from bt_runner.demo.check import Verdict, check_request
 from bt_runner.dense import DenseModel
 from bt_runner.drafters import Drafter
 from bt_runner.engine import Engine
-from bt_runner.graphs import GraphOptions, Work
-from bt_runner.models.cache_groups import CacheOptions
+from bt_runner.execution.graphs import GraphOptions, Work
+from bt_runner.execution.observer import Recorder
+from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.config import (
     MLA,
     MLP,
@@ -25,10 +26,9 @@ from bt_runner.models.config import (
     SelectShared,
     SelectTopK,
 )
-from bt_runner.models.rope import Rope
+from bt_runner.models.layers.rope import Rope
 from bt_runner.models.weights import Weights, random_weights
-from bt_runner.observer import Recorder
-from bt_runner.request import SamplingParams
+from bt_runner.scheduling.request import SamplingParams
 from bt_width import ServingLimits
 
 VOCAB = 61

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from bt_builders import MambaMetadataBuilder
 from bt_runner.demo.check import Difference
-from bt_runner.models import (
+from bt_runner.models import paged_model
+from bt_runner.models.layers import (
     attention,
     dense_attention,
     indexer,
     mamba2,
     numerics,
-    paged_model,
     recurrence,
 )
-from bt_runner.models.rope import Rope
+from bt_runner.models.layers.rope import Rope
 from bt_tables import StagedBlockTables, StepTables
 
 MAMBA_LAYERS, SPARSE_LAYERS, DENSE_LAYER = (0, 4), (1, 2), 3
@@ -141,7 +141,7 @@ def test_a_missing_relu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         products = torch.einsum("bmhd,bsd->bmhs", query.heads, keys)
         return torch.einsum("bmh,bmhs->bms", query.weights, products)
 
-    monkeypatch.setattr("bt_runner.models.sparse_attention.score", score)
+    monkeypatch.setattr("bt_runner.models.layers.sparse_attention.score", score)
     assert _first_layer() == SPARSE_LAYERS[0]
 
 

@@ -18,10 +18,10 @@ from tests.bt_runner.harness import (
 )
 
 from bt_runner.engine import Engine
-from bt_runner.model_runner import ModelRunner, StepUnderWay
-from bt_runner.request import FinishReason, Request, SamplingParams
-from bt_runner.step_inputs import StepPreparation
-from bt_runner.step_plan import StepPlan
+from bt_runner.execution.model_runner import ModelRunner, StepUnderWay
+from bt_runner.execution.step_inputs import StepPreparation
+from bt_runner.scheduling.request import FinishReason, Request, SamplingParams
+from bt_runner.scheduling.step_plan import StepPlan
 
 
 class Log:
@@ -224,7 +224,7 @@ def test_the_host_clock_stops_while_the_device_is_waited_for(
 ) -> None:
     """A wait of a hundred seconds is nobody's work."""
     now = [0.0]
-    monkeypatch.setattr("bt_runner.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("bt_runner.execution.clock.time.perf_counter", lambda: now[0])
     launch, wait = ModelRunner.launch, ModelRunner.wait
 
     def slow_launch(self: ModelRunner, *args: Any) -> StepUnderWay:

@@ -20,9 +20,9 @@ from tests.bt_runner.harness import (
 
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError, RequestRefusedError
-from bt_runner.model_runner import ModelRunner
-from bt_runner.request import FinishReason, SamplingParams
-from bt_runner.step_inputs import StepPreparation
+from bt_runner.execution.model_runner import ModelRunner
+from bt_runner.execution.step_inputs import StepPreparation
+from bt_runner.scheduling.request import FinishReason, SamplingParams
 
 LENGTHS = (1, 17, 40, 5, 8, 33)
 

@@ -18,10 +18,10 @@ from tests.bt_runner.harness import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bt_runner import model_runner
+from bt_runner.execution import model_runner
+from bt_runner.execution.sampling import Draws, choose_tokens
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.step import ModelStep
-from bt_runner.sampling import Draws, choose_tokens
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount"}
 

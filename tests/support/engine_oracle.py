@@ -12,7 +12,7 @@ from tests.support.hf_recording import record
 from torch import Tensor
 
 from bt_runner.engine import Engine
-from bt_runner.request import Request
+from bt_runner.scheduling.request import Request
 
 
 @dataclass(frozen=True)

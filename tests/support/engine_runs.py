@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from bt_runner.drafters import Drafter, NGramDrafter
 from bt_runner.engine import Engine
-from bt_runner.models.cache_groups import CacheOptions
+from bt_runner.execution.observer import Recorder
+from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.weights import Weights
-from bt_runner.observer import Recorder
-from bt_runner.request import Request, SamplingParams
+from bt_runner.scheduling.request import Request, SamplingParams
 from bt_width import ServingLimits
 
 LIMITS = ServingLimits(max_model_len=256, max_num_reqs=4, max_num_batched_tokens=256)

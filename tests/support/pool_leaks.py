@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.scheduler import Scheduler
+from bt_runner.scheduling.scheduler import Scheduler
 from bt_width import NULL_BLOCK
 
 

@@ -18,7 +18,7 @@ from bt_runner.models.config import (
     SelectTopK,
 )
 from bt_runner.models.hybrid import hybrid_config
-from bt_runner.models.rope import Rope
+from bt_runner.models.layers.rope import Rope
 
 
 def _sparse_layer() -> AttentionLayer:

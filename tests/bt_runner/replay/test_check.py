@@ -13,7 +13,7 @@ from bt_runner.errors import VerificationError
 from bt_runner.geometry.groups import CutOptions
 from bt_runner.replay.loop import Replay
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.request import Request
+from bt_runner.scheduling.request import Request
 from bt_tables import StagedBlockTables, StepBatch, StepTables
 
 FAULTY_CALL = 12

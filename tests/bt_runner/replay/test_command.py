@@ -12,7 +12,7 @@ from tests.support.replays import own_trace
 
 from bt_runner.cli import run
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.request import Request
+from bt_runner.scheduling.request import Request
 
 GLM = ["--max-model-len", "350000", "--dcp", "2", "--speculative-tokens", "3"]
 SMALL = ["--max-num-seqs", "8", "--max-num-batched-tokens", "1024", "--verify-every", "5"]

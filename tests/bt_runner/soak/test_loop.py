@@ -9,17 +9,17 @@ import pytest
 import torch
 from tests.bt_runner.soak.small import shortened, small
 
-from bt_runner.batch import BatchArrays
 from bt_runner.errors import VerificationError
-from bt_runner.graphs import GraphSize, stand_ins
+from bt_runner.execution.batch import BatchArrays
+from bt_runner.execution.graphs import GraphSize, stand_ins
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.request import Request
+from bt_runner.scheduling.request import Request
+from bt_runner.scheduling.step_plan import Scheduled
 from bt_runner.soak.counts import Counts
 from bt_runner.soak.drivers import StagedDriver
 from bt_runner.soak.loop import SoakLoop
 from bt_runner.soak.rank import setup_of
 from bt_runner.soak.scenario import Scenario, draw_scenario, every_kind
-from bt_runner.step_plan import Scheduled
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepTables
 from bt_tables.sanitizer import BlockTableFaultError
 
@@ -93,7 +93,7 @@ def test_two_ranks_that_take_themselves_for_one_are_found(monkeypatch: pytest.Mo
 
 def test_classes_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guards are off, so that only the comparison can see it."""
-    monkeypatch.setattr("bt_runner.guard.TableGuard.check", lambda *_args: None)
+    monkeypatch.setattr("bt_runner.execution.guard.TableGuard.check", lambda *_args: None)
     made = StagedDriver.step
 
     def short(self: StagedDriver, batch: BatchArrays) -> StepTables:

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from bt_runner.errors import VerificationError
-from bt_runner.request import Request, SamplingParams
+from bt_runner.scheduling.request import Request, SamplingParams
+from bt_runner.scheduling.step_plan import Scheduled
 from bt_runner.soak.token_store import TokenStore
-from bt_runner.step_plan import Scheduled
 from bt_width import (
     AttentionSpec,
     BlockTableLayout,

@@ -19,15 +19,15 @@ from tests.bt_runner.harness import (
 )
 
 from bt_builders import DSAIndexerMetadataBuilder, MambaMetadataBuilder, MLAMetadataBuilder
-from bt_runner import model_runner, step_inputs
 from bt_runner.drafters import Drafter
 from bt_runner.engine import Engine
-from bt_runner.models.dense_attention import DenseAttention
-from bt_runner.models.mamba2 import Mamba2Mixer
+from bt_runner.execution import model_runner, step_inputs
+from bt_runner.execution.observer import Recorder
+from bt_runner.models.layers.dense_attention import DenseAttention
+from bt_runner.models.layers.mamba2 import Mamba2Mixer
 from bt_runner.models.paged_model import PagedModel
-from bt_runner.observer import Recorder
-from bt_runner.request import Request
-from bt_runner.scheduler import Scheduler
+from bt_runner.scheduling.request import Request
+from bt_runner.scheduling.scheduler import Scheduler
 from bt_tables import StagedBlockTables
 
 NUM_DRAFTS = 2

@@ -10,14 +10,15 @@ import pytest
 from tests.bt_runner.harness import decode_all_densely, greedy_traffic, tiny_engine
 from tests.bt_runner.surroundings.interruptions import interrupt_at, places_of
 
-from bt_runner import block_pool, decode_loop, request, rows, scheduler
+from bt_runner import decode_loop
 from bt_runner.engine import Engine
 from bt_runner.replay.sharing import granules, prefix
 from bt_runner.replay.sharing import rows as shared_rows
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.request import FinishReason, Request, SamplingParams
-from bt_runner.rows import RequestRows
-from bt_runner.scheduler import Scheduler
+from bt_runner.scheduling import block_pool, request, rows, scheduler
+from bt_runner.scheduling.request import FinishReason, Request, SamplingParams
+from bt_runner.scheduling.rows import RequestRows
+from bt_runner.scheduling.scheduler import Scheduler
 from bt_width import AttentionSpec, BlockTableLayout, MambaSpec, ServingLimits
 
 LIMITS = ServingLimits(max_model_len=64, max_num_reqs=3, max_num_batched_tokens=16)

@@ -20,7 +20,7 @@ from tests.support.planted.engine_loop import planting
 from tests.support.planted.loop import Loop, Planted
 
 from bt_runner.engine import Engine
-from bt_runner.observer import Recorder
+from bt_runner.execution.observer import Recorder
 from bt_tables import StagedBlockTables
 from bt_tables.sanitizer import BlockTableFaultError, FaultKind
 

@@ -13,8 +13,8 @@ from tests.support.planted.loop import Loop, Planted
 from tests.support.small_engine import SmallRequest, SmallStep
 
 from bt_runner.engine import Engine
-from bt_runner.guard import TableGuard
-from bt_runner.step_plan import Scheduled
+from bt_runner.execution.guard import TableGuard
+from bt_runner.scheduling.step_plan import Scheduled
 from bt_tables import BlockTableSanitizer
 from bt_tables.sanitizer import SanitizerReport
 from bt_width import ServingLimits

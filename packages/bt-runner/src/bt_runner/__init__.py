@@ -4,11 +4,11 @@ from bt_runner.decode_loop import StepOutput
 from bt_runner.drafters import Drafter, NGramDrafter
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError, PoolExhaustedError, RequestRefusedError, RunnerError
-from bt_runner.models.cache_groups import CacheOptions
+from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.weights import Weights, random_weights
-from bt_runner.request import FinishReason, Request, SamplingParams
+from bt_runner.scheduling.request import FinishReason, Request, SamplingParams
 
 __version__ = "0.1.0"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bt_runner.arguments import as_tokens
-from bt_runner.clock import HostClock
 from bt_runner.drafters import Drafter
 from bt_runner.errors import RunnerError
-from bt_runner.model_runner import ModelRunner
-from bt_runner.request import FinishReason, Request
-from bt_runner.rows import RequestRows
-from bt_runner.scheduler import Scheduler
-from bt_runner.step_plan import Scheduled
+from bt_runner.execution.clock import HostClock
+from bt_runner.execution.model_runner import ModelRunner
+from bt_runner.scheduling.request import FinishReason, Request
+from bt_runner.scheduling.rows import RequestRows
+from bt_runner.scheduling.scheduler import Scheduler
+from bt_runner.scheduling.step_plan import Scheduled
 
 
 class StepOutput(NamedTuple):

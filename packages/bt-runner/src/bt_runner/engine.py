@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from bt_runner.arguments import as_list, as_tokens, require_attributes, require_kind
-from bt_runner.block_pool import BlockPool
 from bt_runner.decode_loop import DecodeLoop, StepOutput
 from bt_runner.drafters import Drafter
 from bt_runner.errors import BadInputError
-from bt_runner.graphs import GraphOptions
-from bt_runner.guard import TableGuard
-from bt_runner.model_runner import ModelRunner
-from bt_runner.models.cache_groups import CacheGroup, CacheOptions
+from bt_runner.execution.graphs import GraphOptions
+from bt_runner.execution.guard import TableGuard
+from bt_runner.execution.model_runner import ModelRunner
+from bt_runner.execution.observer import Recorder
+from bt_runner.models.cache.cache_groups import CacheGroup, CacheOptions
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.sharding import Alone, Ranks
 from bt_runner.models.weights import Weights
-from bt_runner.observer import Recorder
-from bt_runner.request import Request, SamplingParams
-from bt_runner.rows import RequestRows
-from bt_runner.scheduler import Scheduler
+from bt_runner.scheduling.block_pool import BlockPool
+from bt_runner.scheduling.request import Request, SamplingParams
+from bt_runner.scheduling.rows import RequestRows
+from bt_runner.scheduling.scheduler import Scheduler
 from bt_width import BlockTableLayout, ServingLimits
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from bt_runner.block_pool import BlockPool
 from bt_runner.replay.sharing.granules import PrefixUse
 from bt_runner.replay.sharing.prefix import PrefixCache
+from bt_runner.scheduling.block_pool import BlockPool
 from bt_width import AttentionSpec, BlockTableLayout, CacheSpec, MambaSpec, ServingLimits
 
 LIMITS = ServingLimits(max_model_len=8192, max_num_reqs=4, max_num_batched_tokens=8192)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.request import Request, SamplingParams
+from bt_runner.scheduling.request import Request, SamplingParams
 from bt_width import AttentionSpec, BlockTableLayout, ServingLimits
 
 LIMITS = ServingLimits(max_model_len=8192, max_num_reqs=4, max_num_batched_tokens=8192)

@@ -17,13 +17,13 @@ from bt_runner.dense import DenseModel
 from bt_runner.devices import find_device
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
-from bt_runner.graphs import GraphOptions
+from bt_runner.execution.graphs import GraphOptions
+from bt_runner.execution.observer import Recorder
 from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import random_weights
-from bt_runner.observer import Recorder
 from bt_runner.processes import joined_ranks
-from bt_runner.request import Request, SamplingParams
+from bt_runner.scheduling.request import Request, SamplingParams
 from bt_runner.terminal.progress import progress_bar
 from bt_runner.terminal.threads import one_thread
 from bt_width import ContextParallel, ServingLimits

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bt_runner.demo.check import Verdict
 from bt_runner.engine import Engine
-from bt_runner.request import Request
+from bt_runner.scheduling.request import Request
 
 
 def groups_table(engine: Engine) -> Table:

@@ -11,7 +11,7 @@ from bt_runner.models.config import (
     SelectAll,
     SelectTopK,
 )
-from bt_runner.models.rope import Rope
+from bt_runner.models.layers.rope import Rope
 
 NUM_BYTES = 256
 

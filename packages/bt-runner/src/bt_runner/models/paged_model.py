@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from bt_builders import MambaMetadata
-from bt_runner.models.cache_groups import CONV, DENSE, INDEX, LATENT, MAMBA, SPARSE, STATE
-from bt_runner.models.caches import Caches
+from bt_runner.models.cache.cache_groups import CONV, DENSE, INDEX, LATENT, MAMBA, SPARSE, STATE
+from bt_runner.models.cache.caches import Caches
 from bt_runner.models.config import (
     AttentionLayer,
     MambaLayer,
@@ -18,14 +18,14 @@ from bt_runner.models.config import (
     SelectShared,
     SelectTopK,
 )
-from bt_runner.models.dense_attention import DenseAttention
-from bt_runner.models.feed_forward import feed_forward
-from bt_runner.models.indexer import IndexProjections
-from bt_runner.models.mamba2 import Mamba2Mixer
-from bt_runner.models.mla import LatentProjections
-from bt_runner.models.numerics import rms_norm, widened
+from bt_runner.models.layers.dense_attention import DenseAttention
+from bt_runner.models.layers.feed_forward import feed_forward
+from bt_runner.models.layers.indexer import IndexProjections
+from bt_runner.models.layers.mamba2 import Mamba2Mixer
+from bt_runner.models.layers.mla import LatentProjections
+from bt_runner.models.layers.numerics import rms_norm, widened
+from bt_runner.models.layers.sparse_attention import Indexer, SparseAttention
 from bt_runner.models.sharding import Sharding
-from bt_runner.models.sparse_attention import Indexer, SparseAttention
 from bt_runner.models.step import ModelStep
 from bt_runner.models.weights import Weights
 

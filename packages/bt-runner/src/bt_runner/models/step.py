@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bt_builders import CommonAttentionMetadata
 from bt_runner.errors import RunnerError
-from bt_runner.models.numerics import Rotation
-from bt_runner.models.rope import Rope
+from bt_runner.models.layers.numerics import Rotation
+from bt_runner.models.layers.rope import Rope
 
 M = TypeVar("M")
 

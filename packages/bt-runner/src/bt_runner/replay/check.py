@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bt_runner.batch import BatchArrays
 from bt_runner.errors import VerificationError
+from bt_runner.execution.batch import BatchArrays
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.request import Request
-from bt_runner.step_plan import Scheduled
+from bt_runner.scheduling.request import Request
+from bt_runner.scheduling.step_plan import Scheduled
 from bt_tables import StepTables
 from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
 

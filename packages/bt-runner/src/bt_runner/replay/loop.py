@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bt_builders import AttentionSetup
-from bt_runner.batch import BatchArrays, BatchBuffers, assemble
 from bt_runner.errors import RequestRefusedError, RunnerError
-from bt_runner.guard import TableGuard
+from bt_runner.execution.batch import BatchArrays, BatchBuffers, assemble
+from bt_runner.execution.guard import TableGuard
+from bt_runner.execution.staging import stage_plan
 from bt_runner.replay.check import StepCheck
 from bt_runner.replay.outcomes import Outcomes
 from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.replay.summary import Summary
 from bt_runner.replay.traffic.arrivals import Arrivals
 from bt_runner.replay.traffic.trace import TraceRequest
-from bt_runner.request import Request, SamplingParams
-from bt_runner.scheduler import Scheduler
-from bt_runner.staging import stage_plan
-from bt_runner.step_plan import StepPlan
+from bt_runner.scheduling.request import Request, SamplingParams
+from bt_runner.scheduling.scheduler import Scheduler
+from bt_runner.scheduling.step_plan import StepPlan
 from bt_tables import StagedBlockTables, StepTables
 
 _PADDED_REQS = 8

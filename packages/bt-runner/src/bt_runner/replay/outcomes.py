@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.request import Request
-from bt_runner.scheduler import Scheduler
-from bt_runner.step_plan import Scheduled, StepPlan
+from bt_runner.scheduling.request import Request
+from bt_runner.scheduling.scheduler import Scheduler
+from bt_runner.scheduling.step_plan import Scheduled, StepPlan
 
 
 class Outcome(NamedTuple):

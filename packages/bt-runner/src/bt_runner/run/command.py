@@ -14,7 +14,7 @@ from bt_runner.devices import find_device
 from bt_runner.drafters import NGramDrafter
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
-from bt_runner.models.cache_groups import CacheOptions
+from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.checkpoint import (
     TextTokenizer,
     load_tokenizer,
@@ -24,8 +24,8 @@ from bt_runner.models.checkpoint import (
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.sharding import Ranks
 from bt_runner.processes import joined_ranks
-from bt_runner.request import SamplingParams
 from bt_runner.run.printer import InOrder
+from bt_runner.scheduling.request import SamplingParams
 from bt_runner.terminal.prompts import read_prompt_lines
 from bt_width import ContextParallel, ServingLimits
 

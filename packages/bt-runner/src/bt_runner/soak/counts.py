@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bt_runner.batch import BatchArrays
-from bt_runner.step_plan import StepPlan
+from bt_runner.execution.batch import BatchArrays
+from bt_runner.scheduling.step_plan import StepPlan
 
 _TABLE_CLASSES = 2
 

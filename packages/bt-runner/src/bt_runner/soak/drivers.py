@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from bt_runner.batch import BatchArrays
-from bt_runner.staging import stage_plan
-from bt_runner.step_plan import Scheduled, StepPlan
+from bt_runner.execution.batch import BatchArrays
+from bt_runner.execution.staging import stage_plan
+from bt_runner.scheduling.step_plan import Scheduled, StepPlan
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepTables
 
 

@@ -6,18 +6,18 @@ import random
 
 import torch
 
-from bt_runner.batch import BatchArrays, BatchBuffers, assemble
 from bt_runner.errors import RunnerError
-from bt_runner.graphs import GraphSize, stand_ins
+from bt_runner.execution.batch import BatchArrays, BatchBuffers, assemble
+from bt_runner.execution.graphs import GraphSize, stand_ins
 from bt_runner.replay.outcomes import Outcomes
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.request import FinishReason, Request, SamplingParams
-from bt_runner.scheduler import Scheduler
+from bt_runner.scheduling.request import FinishReason, Request, SamplingParams
+from bt_runner.scheduling.scheduler import Scheduler
+from bt_runner.scheduling.step_plan import StepPlan
 from bt_runner.soak.counts import Counts
 from bt_runner.soak.rank import Rank, setup_of
 from bt_runner.soak.scenario import Scenario
 from bt_runner.soak.verification import Verification
-from bt_runner.step_plan import StepPlan
 
 _MAX_WAITING = 3
 _BROKEN = 0.005

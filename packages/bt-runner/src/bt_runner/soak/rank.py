@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from bt_builders import AttentionSetup, init_attention
-from bt_runner.batch import BatchArrays
-from bt_runner.block_pool import BlockPool
 from bt_runner.errors import VerificationError
-from bt_runner.guard import TableGuard
+from bt_runner.execution.batch import BatchArrays
+from bt_runner.execution.guard import TableGuard
+from bt_runner.scheduling.block_pool import BlockPool
+from bt_runner.scheduling.step_plan import Scheduled, StepPlan
 from bt_runner.soak.drivers import BatchOrderDriver, StagedDriver, TableDriver
 from bt_runner.soak.scenario import Scenario
-from bt_runner.step_plan import Scheduled, StepPlan
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepTables
 from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bt_runner.errors import VerificationError
-from bt_runner.request import Request
-from bt_runner.step_plan import Scheduled
+from bt_runner.scheduling.request import Request
+from bt_runner.scheduling.step_plan import Scheduled
 from bt_width import PAD_SLOT, BlockTableLayout, SlidingWindowSpec
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bt_runner.batch import BatchArrays
 from bt_runner.errors import VerificationError
+from bt_runner.execution.batch import BatchArrays
 from bt_runner.replay.check import StepCheck
 from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.request import Request
+from bt_runner.scheduling.request import Request
+from bt_runner.scheduling.step_plan import Scheduled
 from bt_runner.soak.counts import Counts
 from bt_runner.soak.token_store import TokenStore
-from bt_runner.step_plan import Scheduled
 from bt_tables import StepTables
 from bt_width import BlockTableLayout
 

@@ -17,7 +17,7 @@ from bt_runner.models.config import (
     SelectTopK,
     TensorNames,
 )
-from bt_runner.models.rope import Rope, Yarn
+from bt_runner.models.layers.rope import Rope, Yarn
 
 DEEPSEEK_FAMILIES = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
 

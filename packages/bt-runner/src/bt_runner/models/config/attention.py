@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bt_runner.errors import BadInputError
-from bt_runner.models.rope import Rope
+from bt_runner.models.layers.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from bt_runner.block_pool import BlockPool
 from bt_runner.replay.sharing.granules import Granule, PrefixKey, PrefixUse, keys_of
+from bt_runner.scheduling.block_pool import BlockPool
 from bt_width import BlockTableLayout
 
 

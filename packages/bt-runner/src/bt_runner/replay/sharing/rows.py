@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from bt_runner.replay.sharing.granules import PrefixUse
 from bt_runner.replay.sharing.prefix import PrefixCache
-from bt_runner.request import Request
-from bt_runner.rows import RequestRows
+from bt_runner.scheduling.request import Request
+from bt_runner.scheduling.rows import RequestRows
 from bt_width import BlockTableLayout
 
 

@@ -1,0 +1,1 @@
+"""A planned step on the device: its inputs, its graph, its tokens."""

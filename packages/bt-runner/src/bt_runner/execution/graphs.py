@@ -1,0 +1,139 @@
+"""Decode steps captured once per size, and replayed: the device does the work, the host hardly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bt_builders import CudagraphSupport
+from bt_runner.arguments import as_list, require_int
+from bt_runner.errors import BadInputError
+from bt_runner.scheduling.request import Request, SamplingParams
+from bt_runner.scheduling.step_plan import Scheduled
+from bt_width import ServingLimits
+
+Work: TypeAlias = Callable[[], list[Tensor]]
+"""Computes a step from tensors that never move; returns the residual stream of each layer."""
+
+_WARM_UPS = 2
+
+
+class Capture(Protocol):
+    """Turns work into a replay of it."""
+
+    def __call__(self, work: Work) -> Work:
+        """Do the work, and return what does it again with what its tensors hold by then."""
+
+
+class CudaCapture:
+    """Captures CUDA graphs, which share one pool of memory."""
+
+    def __init__(self) -> None:
+        """Start without a pool; the first graph makes one."""
+        self._pool: Any = None
+
+    def __call__(self, work: Work) -> Work:
+        """Warm up beside the current stream, then capture.
+
+        Raises:
+            BadInputError: There is no CUDA device.
+        """
+        if not torch.cuda.is_available():
+            raise BadInputError("CUDA graphs need a CUDA device, and there is none")
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = work()
+        self._pool = graph.pool()
+
+        def replay() -> list[Tensor]:
+            graph.replay()
+            return outputs
+
+        return replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOptions:
+    """Which decode steps are captured, and how.
+
+    Attributes:
+        batch_sizes: Requests of a captured step; smaller steps are padded, larger ones
+            run as they are.
+        capture: Turns work into a replay of it.
+    """
+
+    batch_sizes: tuple[int, ...] = ()
+    capture: Capture = field(default_factory=CudaCapture)
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no batch has."""
+        for size in as_list("batch_sizes", self.batch_sizes):
+            require_int("a graph's batch size", size, minimum=1)
+
+
+class GraphSize(NamedTuple):
+    """What a captured step is made for.
+
+    Attributes:
+        num_reqs: Requests, padding included.
+        query_len: Tokens of each.
+    """
+
+    num_reqs: int
+    query_len: int
+
+
+def graph_sizes(
+    batch_sizes: Iterable[int], limits: ServingLimits, support: CudagraphSupport
+) -> list[GraphSize]:
+    """Return the sizes to capture, as far as the builders and the limits allow."""
+    query_lens = {1, 1 + limits.num_speculative_tokens}
+    if support.level == "never":
+        return []
+    if support.level == "single":
+        query_lens = {1}
+    sizes = [
+        GraphSize(min(num_reqs, limits.max_num_reqs), query_len)
+        for num_reqs in sorted(set(batch_sizes))
+        for query_len in sorted(query_lens)
+    ]
+    return [
+        size for size in sizes if size.num_reqs * size.query_len <= limits.max_num_batched_tokens
+    ]
+
+
+def fitting_size(scheduled: Sequence[Scheduled], sizes: Iterable[GraphSize]) -> GraphSize | None:
+    """Return the smallest size that a batch can be padded to; None for one that runs as it is."""
+    query_len = scheduled[0].num_tokens
+    if any(part.is_prefilling or part.num_tokens != query_len for part in scheduled):
+        return None
+    fitting = (
+        size for size in sizes if size.query_len == query_len and size.num_reqs >= len(scheduled)
+    )
+    return min(fitting, default=None)
+
+
+def stand_ins(size: GraphSize) -> list[Scheduled]:
+    """Return a batch that decodes without a row: it reads and writes null blocks alone."""
+    nobody = Request(request_id="", prompt_len=1, params=SamplingParams(), tokens=[0, 0])
+    part = Scheduled(
+        request=nobody,
+        row=-1,
+        start=1,
+        num_known=1,
+        drafts=[0] * (size.query_len - 1),
+        num_choices=0,
+        is_prefilling=False,
+        new_block_ids=[],
+    )
+    return [part] * size.num_reqs

@@ -1,0 +1,102 @@
+"""The lightning indexer: scores every visible token, and chooses the best."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from bt_runner.models.config import SelectTopK
+from bt_runner.models.layers.numerics import Rotation, layer_norm, widened
+from bt_runner.models.weights import Weights
+
+NOTHING = -1
+"""Stands for a position where fewer than ``topk`` tokens are visible."""
+
+
+class IndexQuery(NamedTuple):
+    """What a step's tokens look for.
+
+    Attributes:
+        heads: ``[T, H, D]``.
+        weights: ``[T, H]``, signed.
+    """
+
+    heads: Tensor
+    weights: Tensor
+
+
+class IndexProjections:
+    """The projections of an indexer.
+
+    Attributes:
+        config: The dimensions.
+    """
+
+    def __init__(self, config: SelectTopK, weights: Weights, prefix: str) -> None:
+        """Take the tensors named after ``prefix``."""
+        self.config = config
+        self._weights = weights
+        self._prefix = prefix
+
+    def keys(self, hidden: Tensor, rotation: Rotation) -> Tensor:
+        """Return ``[T, D]``, what the cache keeps of ``hidden`` [T, hidden]."""
+        key = F.linear(hidden, self._weight("wk.weight"))
+        key = layer_norm(
+            key, self._weight("k_norm.weight"), self._weight("k_norm.bias"), self.config.norm_eps
+        )
+        return self._rotate(key, rotation)
+
+    def queries(self, hidden: Tensor, query_latent: Tensor, rotation: Rotation) -> IndexQuery:
+        """Return what ``hidden`` [T, hidden] looks for; the latent is the attention's."""
+        config = self.config
+        heads = F.linear(query_latent, self._weight("wq_b.weight"))
+        heads = self._rotate(heads.view(-1, config.num_heads, config.head_dim), rotation)
+        projection = widened(self._weight("weights_proj.weight"))
+        scale = config.num_heads**-0.5 * config.head_dim**-0.5
+        return IndexQuery(heads, F.linear(widened(hidden), projection) * scale)
+
+    def _rotate(self, values: Tensor, rotation: Rotation) -> Tensor:
+        turning, plain = values.split_with_sizes(
+            [rotation.dim, self.config.head_dim - rotation.dim], dim=-1
+        )
+        return torch.cat((rotation(turning), plain), dim=-1)
+
+    def _weight(self, name: str) -> Tensor:
+        return self._weights[self._prefix + name]
+
+
+def score(query: IndexQuery, keys: Tensor) -> Tensor:
+    """Return ``[B, M, S]``: how much each token wants each key.
+
+    Args:
+        query: Heads ``[B, M, H, D]`` and weights ``[B, M, H]``.
+        keys: ``[B, S, D]``.
+    """
+    products = torch.einsum("bmhd,bsd->bmhs", widened(query.heads), widened(keys)).relu_()
+    return torch.einsum("bmh,bmhs->bms", query.weights, products)
+
+
+def choose(scores: Tensor, topk: int) -> Tensor:
+    """Return ``[..., topk]`` columns in rising order, ``NOTHING`` after the last one.
+
+    Of equal scores the lower column wins.
+
+    Args:
+        scores: ``[..., S]``; -inf where nothing may be chosen.
+        topk: The most that are chosen.
+    """
+    num_columns = scores.shape[-1]
+    chosen = scores > -torch.inf
+    if topk < num_columns:
+        threshold = scores.topk(topk, dim=-1).values[..., -1:]
+        above = scores > threshold
+        equal = scores == threshold
+        room = topk - above.sum(dim=-1, keepdim=True)
+        chosen &= above | (equal & (equal.cumsum(dim=-1) <= room))
+    places = (chosen.cumsum(dim=-1) - 1).masked_fill(~chosen, topk)
+    columns = torch.arange(num_columns, device=scores.device).expand_as(places)
+    out = places.new_full((*scores.shape[:-1], topk + 1), NOTHING)
+    return out.scatter_(-1, places, columns)[..., :topk]

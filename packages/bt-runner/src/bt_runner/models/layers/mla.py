@@ -1,0 +1,72 @@
+"""Multi-head latent attention in absorbed form: queries go to the latents, values come back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from bt_runner.models.config import MLA
+from bt_runner.models.layers.numerics import Rotation, rms_norm, widened
+from bt_runner.models.weights import Weights
+
+
+class Projected(NamedTuple):
+    """A step's tokens, ready for attention.
+
+    Attributes:
+        query_latent: ``[T, q_lora_rank]``, which the indexer reads too.
+        query: ``[T, H, kv_lora_rank + rope]``, absorbed.
+        row: ``[T, kv_lora_rank + rope]``, what the cache keeps.
+    """
+
+    query_latent: Tensor
+    query: Tensor
+    row: Tensor
+
+
+class LatentProjections:
+    """The projections around attention to cached latents.
+
+    Attributes:
+        config: The dimensions.
+    """
+
+    def __init__(self, config: MLA, weights: Weights, prefix: str) -> None:
+        """Take the tensors named after ``prefix``."""
+        self.config = config
+        self._weights = weights
+        self._prefix = prefix
+        up = self._weight("kv_b_proj").view(config.num_heads, -1, config.kv_lora_rank)
+        self._up_key, self._up_value = up.split_with_sizes([config.nope_dim, config.v_dim], dim=1)
+
+    def project(self, hidden: Tensor, rotation: Rotation) -> Projected:
+        """Return queries and cache rows of ``hidden`` [T, hidden], after the layer's norm."""
+        config = self.config
+        latent = self._linear("q_a_proj", hidden)
+        latent = rms_norm(latent, self._weight("q_a_layernorm"), config.latent_norm_eps)
+        heads = self._linear("q_b_proj", latent).view(-1, config.num_heads, config.qk_dim)
+        plain, turning = heads.split_with_sizes([config.nope_dim, config.rope.dim], dim=-1)
+        absorbed = torch.einsum("thn,hnr->thr", plain, self._up_key)
+        kept, key = self._linear("kv_a_proj_with_mqa", hidden).split_with_sizes(
+            [config.kv_lora_rank, config.rope.dim], dim=-1
+        )
+        kept = rms_norm(kept, self._weight("kv_a_layernorm"), config.latent_norm_eps)
+        return Projected(
+            query_latent=latent,
+            query=torch.cat((absorbed, rotation(turning)), dim=-1),
+            row=torch.cat((kept, rotation(key)), dim=-1),
+        )
+
+    def output(self, values: Tensor) -> Tensor:
+        """Return ``[T, hidden]`` for attended latents ``[T, H, kv_lora_rank]``."""
+        heads = torch.einsum("thr,hvr->thv", values, widened(self._up_value))
+        return self._linear("o_proj", heads.flatten(1).to(self._up_value.dtype))
+
+    def _linear(self, name: str, values: Tensor) -> Tensor:
+        return F.linear(values, self._weight(name), self._weights.get(f"{self._prefix}{name}.bias"))
+
+    def _weight(self, name: str) -> Tensor:
+        return self._weights[f"{self._prefix}{name}.weight"]

@@ -1,0 +1,1 @@
+"""What is computed next and which blocks it holds; nothing here knows a tensor."""
