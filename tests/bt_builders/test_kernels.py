@@ -138,7 +138,7 @@ def test_expand_rows(geometry: RowGeometry, num_reqs: int) -> None:
 def test_compress_slots(geometry: RowGeometry, num_tokens: int) -> None:
     draw = random.Random(num_tokens)
     positions = torch.tensor([draw.randint(-1, 99) for _ in range(num_tokens)], dtype=torch.int64)
-    slots = [draw.choice([-1, 2**40 + draw.randint(0, 99)]) for _ in range(num_tokens)]
+    slots = [draw.choice([-1, 0, 2**40 + draw.randint(0, 99)]) for _ in range(num_tokens)]
     slot_mapping = misaligned(torch.tensor(slots, dtype=torch.int64))
 
     def run(operations: Operations) -> list[Guarded]:
@@ -174,6 +174,7 @@ def test_step_drafts(geometry: RowGeometry, num_reqs: int) -> None:
 
 STATE_GEOMETRIES = [
     pytest.param(StateGeometry(4, 0, 4, 0), id="none"),
+    pytest.param(StateGeometry(1, 0, 1, 0), id="one-column"),
     pytest.param(StateGeometry(12, 16, 3, 0), id="align"),
     pytest.param(StateGeometry(12, 16, 1, -1), id="pad-minus-1"),
     pytest.param(StateGeometry(5, 16, 2, 0), id="narrower-than-the-requests"),
