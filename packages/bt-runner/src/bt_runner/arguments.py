@@ -11,13 +11,19 @@ from bt_runner.errors import BadInputError
 Item = TypeVar("Item")
 
 
-def require_int(name: str, value: object, *, minimum: int | None = None) -> None:
-    """Refuse anything but a plain ``int``, of at least ``minimum``, with a ``BadInputError``."""
+def require_int(
+    name: str, value: object, *, minimum: int | None = None, maximum: int | None = None
+) -> None:
+    """Refuse anything but a plain ``int`` within bounds, with a ``BadInputError``."""
     if type(value) is not int:
         raise BadInputError(f"{name} must be an int, not {value!r}", argument=name, value=value)
     if minimum is not None and value < minimum:
         raise BadInputError(
             f"{name} must be at least {minimum}, got {value}", argument=name, value=value
+        )
+    if maximum is not None and value > maximum:
+        raise BadInputError(
+            f"{name} must be at most {maximum}, got {value}", argument=name, value=value
         )
 
 

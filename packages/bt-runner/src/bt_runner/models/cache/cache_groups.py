@@ -14,6 +14,7 @@ from bt_builders import (
     MambaOptions,
     MLAMetadataBuilder,
 )
+from bt_runner.arguments import require_int
 from bt_runner.models.config import (
     MLA,
     AttentionLayer,
@@ -29,6 +30,9 @@ CHUNK_SIZE = 64
 """Tokens of a prompt whose recurrent states are computed together."""
 
 DENSE, SPARSE, MAMBA = "dense", "sparse", "mamba"
+LARGEST_BLOCK = 2**16
+"""Tokens of a block beyond which a size is taken for a slip."""
+
 LATENT, INDEX, CONV, STATE = "latent", "index", "conv", "state"
 
 
@@ -51,6 +55,14 @@ class CacheOptions:
     mamba_block_size: int = 128
     mamba_mode: MambaMode = "none"
     num_speculative_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse blocks that no memory holds; what else a group demands, its plan says."""
+        for name in ("attention_block_size", "sparse_block_size", "mamba_block_size"):
+            require_int(name, getattr(self, name), minimum=1, maximum=LARGEST_BLOCK)
+        require_int(
+            "num_speculative_blocks", self.num_speculative_blocks, minimum=0, maximum=LARGEST_BLOCK
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
