@@ -133,6 +133,28 @@ def test_a_slot_in_anothers_block_names_the_holder_and_the_first_writer() -> Non
     }
 
 
+def test_a_request_that_writes_a_slot_twice_has_no_other_owner() -> None:
+    step = Step(
+        slots=[16, 16, 36, 56, PAD_SLOT], lengths=[2, 5, 17], starts=[0, 2, 3, 4], counts=[1, 1, 3]
+    )
+    step.blocks[0] = [2]
+
+    assert step.findings() == {
+        finding(FaultKind.WRONG_SLOT, 0, column=0, token=1, value=16, expected=17),
+        finding(FaultKind.SLOT_TWICE, 0, column=0, token=1, value=16),
+    }
+
+
+def test_garbage_that_is_written_twice_is_found_twice() -> None:
+    step = Step(slots=[-7, -7, 56, PAD_SLOT, PAD_SLOT])
+
+    found = step.findings()
+
+    twice = finding(FaultKind.SLOT_TWICE, 1, column=1, token=1, value=-7, other_owner=0)
+    assert twice in found
+    assert [each.kind for each in found].count(FaultKind.SLOT_OUT_OF_POOL) == 2
+
+
 def test_a_later_requests_block_is_a_neighbours_too() -> None:
     step = Step(slots=[40, 36, 56, PAD_SLOT, PAD_SLOT])
 

@@ -48,6 +48,15 @@ def test_a_report_is_one_line_a_finding() -> None:
     assert report.text.splitlines() == ["step 4: 3 faults", f"  {finding.text}", "  and 2 more"]
 
 
+def test_a_report_that_shows_every_finding_ends_there() -> None:
+    """However many: numbers are compared, not objects."""
+    findings = tuple(Finding(kind=FaultKind.UNSTABLE, row=row) for row in range(300))
+
+    report = SanitizerReport(step=4, findings=findings, num_faults=int("300"))
+
+    assert report.text.splitlines() == ["step 4: 300 faults", *[f"  {f.text}" for f in findings]]
+
+
 def test_a_report_gives_the_findings_of_one_kind() -> None:
     findings = (Finding(kind=FaultKind.WIDTH), Finding(kind=FaultKind.ROWS))
 

@@ -102,16 +102,20 @@ def test_a_row_stride_wider_than_the_table_is_welcome() -> None:
     assert not check(sanitizer(), wide[:, :WIDTH], SOUND_SLOTS).findings
 
 
-def test_a_row_stride_that_changes_is_named() -> None:
+@pytest.mark.parametrize("is_narrower", [False, True], ids=["wider", "narrower"])
+def test_a_row_stride_that_changes_is_named(is_narrower: bool) -> None:
     checker = sanitizer(fixed_addresses=True)
     storage = torch.zeros(12 * WIDTH, dtype=torch.int32)
     narrow = storage[: 4 * WIDTH].view(4, WIDTH)
     wide = storage[: 8 * WIDTH].view(4, 2 * WIDTH)[:, :WIDTH]
-    check(checker, narrow, SOUND_SLOTS)
+    before, after = (wide, narrow) if is_narrower else (narrow, wide)
+    check(checker, before, SOUND_SLOTS)
 
-    report = check(checker, wide, SOUND_SLOTS)
+    report = check(checker, after, SOUND_SLOTS)
 
-    assert [(f.kind, f.expected) for f in report.findings] == [(FaultKind.STRIDE, WIDTH)]
+    (found,) = report.findings
+    assert (found.kind, found.expected) == (FaultKind.STRIDE, before.stride(0))
+    assert found.value == f"table row stride {after.stride(0)}"
 
 
 def test_a_batch_that_grows_and_shrinks_does_not_move() -> None:

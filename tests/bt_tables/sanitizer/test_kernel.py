@@ -147,7 +147,13 @@ def test_the_kernel_says_what_the_twin_says_of_many_steps(
         assert_same_verdict(bench, step, with_refs=with_refs, seed=number)
 
 
-@pytest.mark.parametrize("tiles", [(4, 4), (8, 32)], ids=["four", "small"])
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        pytest.param((4, 4), id="four"),
+        pytest.param((8, 32), id="small", marks=pytest.mark.fast),
+    ],
+)
 def test_the_size_of_a_tile_does_not_matter(
     monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]
 ) -> None:
