@@ -187,7 +187,8 @@ def _kernels(tree: ast.Module) -> Iterator[Span]:
             continue
         calls = [getattr(decorator, "func", decorator) for decorator in node.decorator_list]
         if any(isinstance(call, ast.Name) and call.id == "jit" for call in calls):
-            yield _start(node.decorator_list[0]), (node.end_lineno or 0, node.end_col_offset or 0)
+            first = node.decorator_list[0].lineno, 0  # its @ is no part of it
+            yield first, (node.end_lineno or 0, node.end_col_offset or 0)
 
 
 def _start(node: ast.expr) -> Position:
