@@ -17,6 +17,7 @@ MEASURED = {"plan-and-replay.md", "benchmarks.md"}
 READMES = [ROOT / "packages" / package.replace("_", "-") / "README.md" for package in PACKAGES]
 NAME = re.compile(r"`((?:bt_width|bt_tables|bt_builders|bt_runner)(?:\.\w+)+)`")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+FILE = re.compile(r"`((?:\w+/)+\w+\.(?:py|md|toml))`")
 ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \|", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 VLLM_NAMES = [
@@ -199,6 +200,17 @@ def test_a_name_on_a_page_exists(page: Path) -> None:
     names = set(NAME.findall(page.read_text(encoding="utf-8")))
 
     assert [name for name in sorted(names) if not exists(name)] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_a_file_that_a_page_names_is_there(page: Path) -> None:
+    """From the root of the tree, of a package, or of its sources."""
+    places = [ROOT, *ROOT.glob("packages/*/src"), *ROOT.glob("packages/*/src/*")]
+    named = set(FILE.findall(page.read_text(encoding="utf-8")))
+
+    assert [
+        name for name in sorted(named) if not any((place / name).exists() for place in places)
+    ] == []
 
 
 def test_a_name_that_does_not_exist_is_seen() -> None:
