@@ -166,6 +166,29 @@ def test_the_size_of_a_tile_does_not_matter(
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("with_refs", [True, False], ids=["counts", "no-counts"])
+def test_a_verdict_names_the_group_and_the_check(
+    monkeypatch: pytest.MonkeyPatch, with_refs: bool
+) -> None:
+    """A block that was freed, a hole in a row, and the last token's slot, one group each."""
+    monkeypatch.setattr(check_step, "_TOKEN_TILE", 8)
+    layouts = sharing_layouts()
+    bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)
+    step = engine.step()
+    while step.num_tokens <= 32 or step.num_blocks_of_row[0].min() < 2:
+        step = engine.step()
+    spoilt = copy_of(step)
+    spoilt.ref_counts[0].zero_()
+    spoilt.block_tables[1][0, 1] = 0
+    spoilt.slot_mappings[2, step.num_tokens - 1] += 1
+
+    found = bench.kernel.detect(bench.read(spoilt, with_refs=with_refs))
+
+    assert_same_verdict(bench, spoilt, with_refs=with_refs, seed=0)
+    assert found.any(dim=1).tolist() == [with_refs, True, True]
+
+
+@pytest.mark.fast
 def test_launches_do_not_see_each_others_claims() -> None:
     layouts = sharing_layouts()
     bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)

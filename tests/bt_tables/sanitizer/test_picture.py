@@ -47,9 +47,25 @@ def test_the_picture_ends_where_the_row_does() -> None:
     assert draw_row(head, LAYOUT, TABLE).columns == (0, 1, 2, 3, 4)
 
 
+@pytest.mark.parametrize("row", range(4))
+def test_every_row_of_the_table_may_be_drawn(row: int) -> None:
+    picture = draw_row(Finding(kind=FaultKind.WIDTH, row=row), LAYOUT, TABLE, around=2)
+
+    assert picture.found == tuple(map(str, TABLE[row, :3].tolist()))
+
+
+def test_a_column_far_to_the_right_is_marked() -> None:
+    table = torch.zeros(1, 400, dtype=torch.int32)
+    finding = Finding(kind=FaultKind.STALE_TAIL, row=0, column=int("300"), value=0, expected=0)
+
+    *_, marks = str(draw_row(finding, LAYOUT, table, around=1)).splitlines()
+
+    assert marks.split() == ["^"]
+
+
 @pytest.mark.parametrize("row", [None, 4, -1])
 def test_a_finding_without_a_row_of_the_table_is_refused(row: int | None) -> None:
-    with pytest.raises(InvalidEditError, match="row"):
+    with pytest.raises(InvalidEditError, match=f"row {row} is not one of the table's 4: width"):
         draw_row(Finding(kind=FaultKind.WIDTH, row=row), LAYOUT, TABLE)
 
 
@@ -65,6 +81,14 @@ def test_rich_draws_the_same_numbers() -> None:
 
     drawn = console.file.getvalue()
     assert all(number in drawn for number in ("14", "15", "9", "7"))
+
+
+def test_rich_shows_the_findings_column_in_red() -> None:
+    pytest.importorskip("rich")
+
+    table = draw_row(FINDING, LAYOUT, TABLE, around=2).__rich__()
+
+    assert [row.style for row in table.rows] == [None, None, "bold red", None, None]
 
 
 def test_without_rich_the_picture_is_printed_as_text(
