@@ -9,7 +9,7 @@ import torch
 from tests.support.plans import serving_limits
 
 from bt_tables.sanitizer import BlockTableSanitizer, FaultKind, Finding
-from bt_width import PAD_SLOT, AttentionSpec, BlockTableLayout
+from bt_width import PAD_SLOT, AttentionSpec, BlockTableLayout, InvalidSpecError
 
 pytestmark = pytest.mark.fast
 
@@ -180,3 +180,12 @@ def test_a_slot_past_the_pool_is_out_of_it_by_one() -> None:
     assert step.findings() == {
         finding(FaultKind.SLOT_OUT_OF_POOL, 1, column=1, token=1, value=160, expected=36)
     }
+
+
+def test_a_pool_may_be_as_large_as_its_ids() -> None:
+    largest = LAYOUT.max_block_id + 1
+
+    BlockTableSanitizer([LAYOUT], [largest])
+
+    with pytest.raises(InvalidSpecError, match=f"a pool of {largest + 1} blocks has ids past"):
+        BlockTableSanitizer([LAYOUT], [largest + 1])

@@ -189,6 +189,39 @@ def test_a_verdict_names_the_group_and_the_check(
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        pytest.param("row", 0, id="row"),
+        pytest.param("column", 1, id="column"),
+        pytest.param("owner", 2, id="owner"),
+        pytest.param("slot", 3, id="slot"),
+    ],
+)
+def test_each_check_has_its_own_flag(name: str, check: int) -> None:
+    layouts = sharing_layouts()
+    bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)
+    step = engine.step()
+    while not step.requests or not step.num_blocks_of_row[0, 1]:
+        step = engine.step()
+    step = copy_of(step)
+    match name:
+        case "row":
+            step.num_blocks_of_row[0, 1] += 90
+        case "column":
+            step.block_tables[1][0, -1] = 5
+        case "owner":
+            step.ref_counts[1][step.block_tables[1][0, 0]] = 0
+        case "slot":
+            step.slot_mappings[1, 0] = step.slot_mappings[1, 0] ^ 1
+
+    found = bench.kernel.detect(bench.read(step, with_refs=True))
+
+    assert found[1].tolist()[check]
+    assert_same_verdict(bench, step, with_refs=True, seed=0)
+
+
+@pytest.mark.fast
 def test_launches_do_not_see_each_others_claims() -> None:
     layouts = sharing_layouts()
     bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)
