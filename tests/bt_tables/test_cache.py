@@ -105,6 +105,13 @@ def test_a_cache_of_blocks_is_seen_in_kernel_blocks() -> None:
     assert torch.equal(view[first], cache[2, :2])
 
 
+def test_a_block_may_hold_hundreds_of_states() -> None:
+    limits = ServingLimits(max_model_len=1024, max_num_reqs=2, max_num_batched_tokens=8)
+    layout = BlockTableLayout.plan(AttentionSpec(block_size=512), limits, 128)
+
+    assert kernel_block_view(torch.zeros(3, 512, 2), layout).shape == (12, 128, 2)
+
+
 def test_a_cache_that_no_view_can_cut_is_refused() -> None:
     layout = BlockTableLayout.plan(AttentionSpec(block_size=8), LIMITS, 2)
 
