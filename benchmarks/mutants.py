@@ -23,10 +23,10 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from benchmarks.warm_tests import WarmTests
-from cosmic_ray.mutating import use_mutation  # type: ignore[import-not-found]
-from cosmic_ray.plugins import get_operator  # type: ignore[import-not-found]
-from cosmic_ray.work_db import use_db  # type: ignore[import-not-found]
-from cosmic_ray.work_item import (  # type: ignore[import-not-found]
+from cosmic_ray.mutating import use_mutation  # type: ignore[import-not-found]  # there in the mutants environment alone
+from cosmic_ray.plugins import get_operator  # type: ignore[import-not-found]  # there in the mutants environment alone
+from cosmic_ray.work_db import use_db  # type: ignore[import-not-found]  # there in the mutants environment alone
+from cosmic_ray.work_item import (  # type: ignore[import-not-found]  # there in the mutants environment alone
     TestOutcome,
     WorkerOutcome,
     WorkResult,

@@ -30,8 +30,8 @@ class CsrCounter(CheckedExecutor):
         inner = super().csr_launch()
 
         def launch(*arguments: object) -> None:
-            self.tokens_per_column.append(arguments[-1])  # type: ignore[arg-type]
-            inner(*arguments)  # type: ignore[arg-type]
+            self.tokens_per_column.append(arguments[-1])  # type: ignore[arg-type]  # as the kernel was given them
+            inner(*arguments)  # type: ignore[arg-type]  # as the kernel was given them
 
         return launch
 
