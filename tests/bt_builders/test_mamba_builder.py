@@ -259,7 +259,7 @@ def test_prompts_prefill_and_one_token_with_a_state_decodes() -> None:
     assert metadata.prefill.chunks.seq_idx.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("num_prefills", range(1, 4))
+@pytest.mark.parametrize("num_prefills", range(4))
 @pytest.mark.parametrize("num_decodes", range(4))
 def test_both_parts_are_slices_of_the_batch(num_decodes: int, num_prefills: int) -> None:
     layout = plan_mamba()

@@ -123,7 +123,7 @@ def test_both_parts_are_slices_of_the_batch() -> None:
     assert metadata.kernel_block_size == 16
 
 
-@pytest.mark.parametrize("num_prefills", range(1, 4))
+@pytest.mark.parametrize("num_prefills", range(4))
 @pytest.mark.parametrize("num_decodes", range(4))
 def test_every_number_of_requests_is_cut_in_its_parts(num_decodes: int, num_prefills: int) -> None:
     layout = plan_mla()

@@ -60,6 +60,7 @@ class MambaMetadataBuilder:
         )
         nothing = np.zeros(0, dtype=np.int32)
         self._no_chunks = self._chunks(nothing, nothing)
+        self._no_starts = torch.zeros(1, dtype=torch.int32, device=self._device)
 
     @classmethod
     def configured(cls, options: MambaOptions) -> type[Self]:
@@ -140,9 +141,9 @@ class MambaMetadataBuilder:
         self, common: CommonAttentionMetadata, split: BatchSplit, states: MambaStates
     ) -> MambaPrefillMetadata:
         reqs, num_reqs = split.prefill_reqs, split.num_prefills
-        starts = common.query_start_loc[reqs.start : reqs.stop + 1]
+        starts = self._no_starts
         if num_reqs:
-            starts = starts - split.num_decode_tokens
+            starts = common.query_start_loc[reqs.start : reqs.stop + 1] - split.num_decode_tokens
         query_lens = query_lens_of(common)[reqs]
         lens = common.seq_lens_upper_bound_host.numpy()[reqs]
         return MambaPrefillMetadata(

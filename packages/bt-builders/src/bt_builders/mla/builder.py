@@ -118,7 +118,7 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
         self, common: CommonAttentionMetadata, split: BatchSplit
     ) -> MLAPrefillMetadata:
         if not split.num_prefills:
-            return self._no_prefill(common.block_table)
+            return self._no_prefill(common.block_table, split.num_decode_tokens)
         reqs = split.prefill_reqs
         starts = common.query_start_loc[reqs.start : reqs.stop + 1]
         query_lens = query_lens_of(common)[reqs]
@@ -154,16 +154,16 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
                 token_seq_lens=rows.local_lens,
                 max_seq_len=self._geometry.max_local_states(self._geometry.max_len),
             ),
-            prefill=self._no_prefill(block_table),
+            prefill=self._no_prefill(block_table, num_reqs),
         )
 
-    def _no_prefill(self, block_table: torch.Tensor) -> MLAPrefillMetadata:
+    def _no_prefill(self, block_table: torch.Tensor, num_decode_tokens: int) -> MLAPrefillMetadata:
         """Return the prefilling part of a batch that only decodes."""
         num_reqs = block_table.shape[0]
         return MLAPrefillMetadata(
             first_req=num_reqs,
             num_reqs=0,
-            first_token=0,
+            first_token=num_decode_tokens,
             num_tokens=0,
             max_query_len=0,
             query_start_loc=self._draft_starts[:1],
