@@ -30,8 +30,6 @@ def watched(modules: list[ModuleType], on_place: Callable[[Place], None]) -> Ite
         return trace
 
     before = sys.gettrace()
-    # Python 3.12 reports instructions only where some frame asked for them before
-    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,12 @@ from bt_runner.scheduling.request import FinishReason, Request, SamplingParams
 from bt_runner.scheduling.rows import RequestRows
 from bt_runner.scheduling.scheduler import Scheduler
 from bt_width import AttentionSpec, BlockTableLayout, MambaSpec, ServingLimits
+
+# 3.12 reports an instruction only where a frame asked before the trace was set, and those of a
+# generator that is thrown away, too, where no exception can be caught
+pytestmark = pytest.mark.skipif(
+    sys.version_info[:2] == (3, 12), reason="Python 3.12 does not trace every instruction once"
+)
 
 LIMITS = ServingLimits(max_model_len=64, max_num_reqs=3, max_num_batched_tokens=16)
 ATTENTION = BlockTableLayout.plan(AttentionSpec(block_size=4, token_alignment=None), LIMITS)

@@ -20,9 +20,9 @@ def find_device(name: torch.device | str | None) -> torch.device:
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    require_kind("device", name, torch.device, str)
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
-    require_kind("device", name, torch.device, str)
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
