@@ -240,7 +240,7 @@ def test_the_arguments_that_are_spoiled_were_good(make: Callable[[], Call]) -> N
     call.function(**{name: value() for name, value in call.good.items()})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.data())
 def test_bad_input_is_refused(data: st.DataObject) -> None:
     assert_bad_input_is_refused(data)
@@ -253,7 +253,7 @@ def test_much_bad_input_is_refused(data: st.DataObject) -> None:
     assert_bad_input_is_refused(data)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.lists(bad_values, max_size=3))
 def test_a_prompt_of_anything_is_refused_or_is_tokens(prompt: list[object]) -> None:
     """What is taken is what the model knows."""
