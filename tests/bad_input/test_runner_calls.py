@@ -247,7 +247,7 @@ def test_bad_input_is_refused(data: st.DataObject) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=1_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_much_bad_input_is_refused(data: st.DataObject) -> None:
     assert_bad_input_is_refused(data)
