@@ -20,6 +20,7 @@ from tests.bt_runner.harness import (
 from bt_runner.arguments import as_tokens, require_int
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
+from bt_runner.execution.graphs import GraphOptions
 from bt_runner.execution.model_runner import ModelRunner, StepUnderWay
 from bt_runner.models.cache.cache_groups import LARGEST_BLOCK, CacheOptions
 from bt_runner.scheduling.request import SamplingParams
@@ -166,3 +167,10 @@ def test_an_engine_says_which_argument_is_wrong(argument: str, value: Any, messa
     }
     with pytest.raises(BadInputError, match=message):
         Engine(**{**arguments, argument: value})
+
+
+def test_sizes_that_can_be_read_once_alone_are_refused() -> None:
+    """A check would have read them, and no graph would be captured."""
+    sizes: Any = iter([1, 2])
+    with pytest.raises(BadInputError, match="batch_sizes must be a tuple"):
+        GraphOptions(batch_sizes=sizes)

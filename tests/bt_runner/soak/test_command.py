@@ -84,7 +84,7 @@ def test_growth_ends_with_1(
     assert "memory       +2.50 % after the warm-up" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["--minutes", "--steps", "--first-scenario"])
+@pytest.mark.parametrize("option", ["--minutes", "--steps", "--first-scenario", "--max-growth"])
 def test_an_option_out_of_range_is_bad_input(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,8 +47,7 @@ def as_list(name: str, items: Iterable[Item]) -> list[Item]:
     """Return items as a list; a ``BadInputError`` where they cannot be counted off."""
     try:
         return list(items)
-    except (TypeError, ValueError, RuntimeError) as error:
-        # torch raises the last two where a tensor has no dimension or no data
+    except TypeError as error:
         raise BadInputError(f"{name} must be a sequence: {error}", argument=name) from None
 
 
@@ -61,6 +60,7 @@ def as_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> list[int]:
     try:
         found = [operator.index(token) for token in as_list(name, tokens)]
     except (TypeError, RuntimeError) as error:
+        # torch raises the latter where a tensor has no data
         raise BadInputError(f"{name} must be tokens: {error}", argument=name) from None
     strange = [token for token in found if not 0 <= token < vocab_size]
     if strange:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bt_builders import CudagraphSupport
-from bt_runner.arguments import as_list, require_int
+from bt_runner.arguments import require_int, require_kind
 from bt_runner.errors import BadInputError
 from bt_runner.scheduling.request import Request, SamplingParams
 from bt_runner.scheduling.step_plan import Scheduled
@@ -77,7 +77,8 @@ class GraphOptions:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no batch has."""
-        for size in as_list("batch_sizes", self.batch_sizes):
+        require_kind("batch_sizes", self.batch_sizes, tuple)
+        for size in self.batch_sizes:
             require_int("a graph's batch size", size, minimum=1)
 
 

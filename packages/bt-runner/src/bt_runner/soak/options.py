@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-growth",
-        type=float,
+        type=measure,
         default=2.0,
         metavar="PERCENT",
         help="by which resident memory may grow after the warm-up (default: 2)",
