@@ -4,6 +4,7 @@ How many blocks a request needs, how wide a row is, where a token lies: computed
 once, and handed down as one object. Standard library only.
 """
 
+from .addressing import Addressing
 from .capacity import (
     addressable_tokens,
     index_buffer_bytes,
@@ -41,6 +42,7 @@ __all__ = [
     "MAX_POSITION",
     "NULL_BLOCK",
     "PAD_SLOT",
+    "Addressing",
     "AttentionSpec",
     "BlockTableError",
     "BlockTableLayout",

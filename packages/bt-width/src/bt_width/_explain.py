@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._counts import RowCounts
+    from .layout import BlockTableLayout
 
 
-def explain_width(counts: RowCounts) -> str:
+def explain_width(layout: BlockTableLayout) -> str:
     """Return the steps from ``max_model_len`` to the width, with every number."""
-    parts = [_blocks(counts), _alignment(counts), _split(counts)]
+    parts = [_blocks(layout), _alignment(layout), _split(layout)]
     return ", ".join(parts)
 
 
@@ -18,30 +18,30 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _blocks(counts: RowCounts) -> str:
-    rule = counts._rule
-    total = _plural(counts.max_num_blocks, "block")
+def _blocks(layout: BlockTableLayout) -> str:
+    rule = layout._rule
+    total = _plural(layout.max_num_blocks, "block")
     extra = f" + {rule.extra_blocks} speculative" if rule.extra_blocks else ""
     if not rule.grows:
         return f"1 block per request{extra} = {total}"
-    limits = counts.limits
+    limits = layout.limits
     length = f"max_model_len {limits.max_model_len}"
     if limits.lookahead_tokens:
         length = f"({length} + lookahead {limits.lookahead_tokens})"
-    shards = _plural(counts.shards, "shard")
-    return f"{length} / (block {counts.block_size} x {shards}){extra} = {total}"
+    shards = _plural(layout.shards, "shard")
+    return f"{length} / (block {layout.block_size} x {shards}){extra} = {total}"
 
 
-def _alignment(counts: RowCounts) -> str:
-    alignment = counts._rule.token_alignment
+def _alignment(layout: BlockTableLayout) -> str:
+    alignment = layout._rule.token_alignment
     if alignment is None:
         return "not rounded, as the group asks for no alignment"
-    aligned = counts.blocks_per_row
-    if aligned == counts.max_num_blocks:
+    aligned = layout.blocks_per_row
+    if aligned == layout.max_num_blocks:
         return f"which span a multiple of {alignment} tokens as they are"
     return f"rounded up to {aligned} so that a row spans a multiple of {alignment} tokens"
 
 
-def _split(counts: RowCounts) -> str:
-    kernel_blocks = _plural(counts.kernel_blocks_per_block, "kernel block")
-    return f"x {kernel_blocks} = {_plural(counts.width, 'column')}"
+def _split(layout: BlockTableLayout) -> str:
+    kernel_blocks = _plural(layout.kernel_blocks_per_block, "kernel block")
+    return f"x {kernel_blocks} = {_plural(layout.width, 'column')}"
