@@ -27,7 +27,8 @@ PROBE = """
 import json, os, sys
 sys.path[:0] = json.loads(sys.argv[2])
 environment, loaded = dict(os.environ), set(sys.modules)
-__import__(sys.argv[1])
+# all that the package offers, loaded by their first use or not
+__import__(sys.argv[1], fromlist=["*"])
 torch = sys.modules.get("torch")
 print(json.dumps({
     "modules": sorted(set(sys.modules) - loaded),

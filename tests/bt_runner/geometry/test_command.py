@@ -66,7 +66,7 @@ def test_a_model_without_a_length_needs_the_option(
     ("options", "words"),
     [
         pytest.param(["--config", "nowhere.json"], "nowhere.json", id="no-file"),
-        pytest.param(["--block-size", "0"], "block_size", id="block-size"),
+        pytest.param(["--block-size", "0"], "--block-size", id="block-size"),
         pytest.param(["--interleave", "5", "--dcp", "2"], "interleave", id="interleave"),
         pytest.param(["--dcp-rank", "1"], "rank", id="rank"),
     ],

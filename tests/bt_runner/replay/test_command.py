@@ -106,7 +106,7 @@ def test_a_malformed_line_is_named_and_left_out(
     ("text", "words"),
     [
         pytest.param("100,5\nmany,5\n", "line 2: prompt tokens", id="malformed"),
-        pytest.param("100,5\n400000,5\n", "line 2: .*max_model_len", id="too-long"),
+        pytest.param("100,5\n400000,5\n", "line 2: .*--max-model-len", id="too-long"),
     ],
 )
 def test_strict_ends_at_a_line_that_would_be_left_out(

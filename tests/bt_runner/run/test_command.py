@@ -101,7 +101,7 @@ def test_temperature_draws_by_its_seed(model: Path, capsys: pytest.CaptureFixtur
     [
         (["--prompt", ""], "has 0 prompt tokens"),
         (["--prompt", "abc", "--max-new-tokens", "510"], "longer than the model's 512 positions"),
-        (["--prompt", "abc", "--max-model-len", "20"], "more than max_model_len 20"),
+        (["--prompt", "abc", "--max-model-len", "20"], "more than --max-model-len 20"),
         (["--prompt", "abc", "--num-blocks", "1"], "a pool of 1 blocks"),
         (["--prompts", "no-such-file"], "cannot read prompts from no-such-file"),
         (["--prompt", "abc", "--device", "no-such-device"], "device 'no-such-device'"),

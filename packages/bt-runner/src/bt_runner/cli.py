@@ -1,24 +1,44 @@
-"""The command line: what can be asked for, and how a failed check, bad input and Ctrl-C end."""
+"""The command line: the commands, their options, and the exit code of each error."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 import bt_runner
 from bt_runner.demo.options import add_options as add_demo_options
-from bt_runner.errors import RunnerError, VerificationError
+from bt_runner.errors import PoolExhaustedError, RankLostError, RunnerError, VerificationError
 from bt_runner.geometry.options import add_options as add_plan_options
 from bt_runner.replay.options import add_options as add_replay_options
 from bt_runner.run.options import add_options as add_run_options
 from bt_runner.soak.options import add_options as add_soak_options
-from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableError
+from bt_width.terminal import (
+    CommandParser,
+    ExitCode,
+    name_options,
+    print_error,
+    quiet_interrupts,
+)
 
-MISMATCH, BAD_INPUT, INTERRUPTED = 1, 2, 130
+_OPTIONS_OF_FIELDS = {
+    "max_model_len": ("--max-model-len",),
+    "max_num_reqs": ("--max-num-seqs",),
+    "max_num_batched_tokens": ("--max-num-batched-tokens",),
+    "max_new_tokens": ("--max-new-tokens",),
+    "num_speculative_tokens": ("--speculative-tokens", "--drafts"),
+    "num_speculative_blocks": ("--speculative-tokens", "--drafts"),
+    "lookahead_tokens": ("--lookahead-tokens",),
+    "context_parallel.size": ("--dcp",),
+    "context_parallel.rank": ("--dcp-rank",),
+    "context_parallel.interleave": ("--interleave",),
+    "interleave": ("--interleave",),
+    "kernel_block_size": ("--kernel-block-size",),
+    "block_size": ("--block-size",),
+    "num_blocks": ("--num-blocks", "--blocks"),
+}
 
 
 class _Command(NamedTuple):
@@ -73,29 +93,75 @@ _COMMANDS = {
 
 def run(argv: Sequence[str]) -> int:
     """Parse ``argv``, run the command and return its exit code."""
-    args = _parser().parse_args(argv)
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    with quiet_interrupts():
+        command = import_module(_COMMANDS[args.command].module)
     try:
-        code: int = import_module(_COMMANDS[args.command].module).run(args)
-    except (BlockTableFaultError, VerificationError) as error:
-        return _end(f"error: {error}", MISMATCH)
+        code: int = command.run(args)
+    except _mismatches() as error:
+        print_error(error)
+        return ExitCode.MISMATCH
+    except (RankLostError, PoolExhaustedError) as error:
+        print_error(error)
+        return ExitCode.FAILED
     except (RunnerError, BlockTableError) as error:
-        return _end(f"error: {error}", BAD_INPUT)
-    except KeyboardInterrupt:
-        return _end("interrupted", INTERRUPTED)
+        print_error(name_options(str(error), _option_of_each_field(args)))
+        return ExitCode.BAD_INPUT
     return code
 
 
-def _end(message: str, code: int) -> int:
-    print(message, file=sys.stderr)
-    return code
+def _mismatches() -> tuple[type[Exception], ...]:
+    """Return what a failed check raises; bt_tables is loaded only where something was raised."""
+    from bt_tables.sanitizer import BlockTableFaultError
+
+    return (BlockTableFaultError, VerificationError)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _option_of_each_field(args: argparse.Namespace) -> Mapping[str, str]:
+    """Return the option by which this command sets a field that an error may name."""
+    given = {f"--{name.replace('_', '-')}" for name in vars(args)}
+    return {
+        field: option
+        for field, options in _OPTIONS_OF_FIELDS.items()
+        for option in options
+        if option in given
+    }
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a completion script; shtab is loaded only then.
+
+    A script that was printed once completes without starting Python at each key.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Print the script and exit."""
+        import shtab
+
+        print(shtab.complete(parser, shell=str(values)))
+        parser.exit()
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``bt-runner``."""
+    parser = CommandParser(
         prog="bt-runner", description="A minimal decode loop over block tables."
     )
     version = f"%(prog)s {bt_runner.__version__}"
     parser.add_argument("--version", action="version", version=version)
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script that completes commands and options in this shell",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, command in _COMMANDS.items():
         command.add_options(

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
+from collections.abc import Sequence
 
 
-def main() -> int:
-    """Run the command; argparse is imported only now.
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code, one of ``bt_width.terminal.ExitCode``."""
+    from .terminal import run_guarded
 
-    Ctrl-C and a reader that has gone away end it without a traceback.
-    """
-    from ._command import main as run
+    def command() -> int:
+        from ._command import main as run
 
-    try:
-        code = run()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # what is still buffered has nowhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        return run(argv)
+
+    code = run_guarded(command)
+    if argv is None:
+        # nothing is left to be told while the interpreter ends
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,28 @@ from .capacity import addressable_tokens, index_buffer_bytes, table_bytes, table
 from .errors import BlockTableError
 from .layout import BlockTableLayout
 from .limits import ContextParallel, ServingLimits
+from .terminal import (
+    CommandParser,
+    ExitCode,
+    format_table,
+    name_options,
+    print_error,
+    print_warning,
+)
 
 _GIB = 2**30
+
+OPTIONS = {
+    "max_model_len": "--max-model-len",
+    "max_num_reqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "num_speculative_tokens": "--speculative-tokens",
+    "lookahead_tokens": "--lookahead-tokens",
+    "context_parallel.size": "--dcp",
+    "context_parallel.interleave": "--interleave",
+    "interleave": "--interleave",
+}
+"""The option that sets each field which an error may name."""
 
 _EXAMPLES = """examples:
   bt-width plan --group attention:64 --max-model-len 350000
@@ -30,7 +49,7 @@ attention and window also take kernel=TOKENS and align=TOKENS or align=none."""
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of ``bt-width``."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="bt-width", description="Plan block tables without a GPU or a tensor."
     )
     parser.add_argument("--version", action="version", version=f"bt-width {__version__}")
@@ -39,7 +58,6 @@ def build_parser() -> argparse.ArgumentParser:
         "plan",
         help="print how wide the rows of some cache groups are",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     plan.add_argument(
         "--group", action="append", required=True, metavar="KIND:BLOCK_SIZE[:...]", dest="groups"
@@ -64,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         groups = [parse_group(text) for text in args.groups]
         layouts = [_plan(group, limits) for group in groups]
     except BlockTableError as error:
-        print(f"bt-width: {error}", file=sys.stderr)
-        return 2
+        print_error(name_options(str(error), OPTIONS))
+        return ExitCode.BAD_INPUT
     if args.json:
         print(json.dumps(_as_record(layouts), indent=2))
     else:
@@ -100,20 +118,14 @@ def _plan(group: PlannedGroup, limits: ServingLimits) -> BlockTableLayout:
 def _as_table(layouts: Sequence[BlockTableLayout]) -> str:
     header = (
         "kind",
-        "block size",
+        "block",
         "kernel block",
-        "blocks/request",
+        "blocks",
         "width",
         "tokens/row",
         "table bytes",
     )
-    rows = [header, *(_cells(layout) for layout in layouts)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    return "\n".join(
-        row[0].ljust(widths[0])
-        + "".join("  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    )
+    return format_table(header, [_cells(layout) for layout in layouts])
 
 
 def _cells(layout: BlockTableLayout) -> tuple[str, ...]:
@@ -154,8 +166,7 @@ def _warn_if_large(name: str, layout: BlockTableLayout) -> None:
         sizes["index buffer of a DSA indexer"] = index_buffer_bytes(layout)
     for what, size in sizes.items():
         if size > _GIB:
-            print(
-                f"bt-width: warning: {name}: the {what} takes {size / _GIB:.2f} GiB; "
-                "lower --max-num-seqs or --max-model-len, or use a larger block",
-                file=sys.stderr,
+            print_warning(
+                f"{name}: the {what} takes {size / _GIB:.2f} GiB; "
+                "lower --max-num-seqs or --max-model-len, or use a larger block"
             )

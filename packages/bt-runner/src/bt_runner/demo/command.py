@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 
 import torch
-from rich.console import Console
-
 from bt_runner.demo.check import Verdict, check_request, near_tie_bound
 from bt_runner.demo.prompts import Prompt, installed_prompts, read_prompts
 from bt_runner.demo.report import groups_table, print_check, print_summary, requests_table
@@ -32,7 +30,6 @@ MAX_MODEL_LEN = 4_096
 MAX_NUM_REQS = 8
 MAX_NUM_BATCHED_TOKENS = 512
 STEPS_BETWEEN_ARRIVALS = 2
-PIPE_WIDTH = 100
 GRAPH_SIZES = (1, 2, 4, MAX_NUM_REQS)
 
 
@@ -50,13 +47,11 @@ def run(args: argparse.Namespace) -> int:
     if args.graphs and device.type != "cuda":
         raise BadInputError(f"CUDA graphs need a CUDA device, not {device}", device=str(device))
     prompts = read_prompts(args.prompts) if args.prompts else installed_prompts()
-    console = Console()
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
     threads = one_thread() if device.type == "cpu" else nullcontext()
     with threads, joined_ranks(device.type) as ranks:
-        console.quiet = ranks.rank > 0
-        is_well = _run_on(device, ranks, prompts, args, console)
+        quiet = redirect_stdout(None) if ranks.rank else nullcontext()
+        with quiet:
+            is_well = _run_on(device, ranks, prompts, args)
     return 0 if is_well else 1
 
 
@@ -65,7 +60,6 @@ def _run_on(
     ranks: Ranks,
     prompts: Sequence[Prompt],
     args: argparse.Namespace,
-    console: Console,
 ) -> bool:
     config = hybrid_config()
     dtype = getattr(torch, args.dtype)
@@ -80,23 +74,23 @@ def _run_on(
         sanitizes=args.sanitize,
     )
     place = f"{device}" if ranks.size == 1 else f"{ranks.size} ranks, {device.type}"
-    console.print(f"bt-runner demo on {place}, {args.dtype}\n", highlight=False)
-    console.print(groups_table(engine))
-    console.print()
+    print(f"bt-runner demo on {place}, {args.dtype}\n")
+    print(groups_table(engine))
+    print()
     recorder = Recorder()
     checks = not args.no_check and ranks.rank == 0
     if checks:
         engine.observe(recorder)
     started = time.perf_counter()
-    requests = _decode(engine, prompts, args.max_new_tokens, console)
+    requests = _decode(engine, prompts, args.max_new_tokens)
     seconds = time.perf_counter() - started
-    console.print(requests_table(requests, [prompt.name for prompt in prompts]))
-    console.print()
-    print_summary(console, engine, requests, seconds, on_host=device.type == "cpu")
+    print(requests_table(requests, [prompt.name for prompt in prompts]))
+    print()
+    print_summary(engine, requests, seconds, on_host=device.type == "cpu")
     if not checks:
         return True
-    verdicts = _check(DenseModel(config, weights), requests, recorder, console)
-    return print_check(console, verdicts, near_tie_bound(dtype))
+    verdicts = _check(DenseModel(config, weights), requests, recorder)
+    return print_check(verdicts, near_tie_bound(dtype))
 
 
 def _limits(args: argparse.Namespace, ranks: Ranks) -> ServingLimits:
@@ -111,7 +105,7 @@ def _limits(args: argparse.Namespace, ranks: Ranks) -> ServingLimits:
 
 
 def _decode(
-    engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int, console: Console
+    engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> list[Request]:
     """Run all requests, which arrive one by one while others run."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
@@ -119,7 +113,7 @@ def _decode(
         engine.new_request(prompt.token_ids, params)
     arrivals = list(prompts)
     requests: list[Request] = []
-    with progress_bar(console) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("decoding", total=len(prompts) * max_new_tokens)
         while arrivals or engine.has_work:
             if arrivals and engine.num_steps >= STEPS_BETWEEN_ARRIVALS * len(requests):
@@ -130,10 +124,10 @@ def _decode(
 
 
 def _check(
-    model: DenseModel, requests: Sequence[Request], recorder: Recorder, console: Console
+    model: DenseModel, requests: Sequence[Request], recorder: Recorder
 ) -> list[Verdict]:
     verdicts = []
-    with progress_bar(console) as progress:
+    with progress_bar() as progress:
         for request in progress.track(requests, description="checking"):
             observations = recorder.observations[request.request_id]
             verdicts.append(check_request(model, request, observations))

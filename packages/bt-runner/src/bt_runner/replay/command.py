@@ -7,8 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
-
 from bt_builders import init_attention
 from bt_runner.devices import find_device
 from bt_runner.errors import BadInputError, VerificationError
@@ -128,8 +126,7 @@ def _drive(
     num_requests: int,
     on_refused: Callable[[TraceRequest, str], None],
 ) -> None:
-    console = Console(stderr=True)
-    with progress_bar(console) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("replaying", total=num_requests)
         for num_ended in replay.run(arrivals, on_refused):
             progress.update(task, completed=num_ended + replay.summary.num_refused)

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
-def progress_bar(console: Console) -> Progress:
-    """Return a bar to be entered; in a pipe it shows nothing."""
+def progress_bar() -> Progress:
+    """Return a bar on standard error, to be entered; in a pipe it shows nothing."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

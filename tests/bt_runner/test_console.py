@@ -1,0 +1,131 @@
+"""The command as a process: what it loads, and how closed pipes, full disks and Ctrl-C end it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bt_runner
+
+COMMAND = [sys.executable, "-m", "bt_runner"]
+PROMPTS = "A line of some length.\nAnother one.\n"
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> list[str]:
+    """A short demo."""
+    path = tmp_path / "prompts.txt"
+    path.write_text(PROMPTS)
+    return [*COMMAND, "demo", "--device", "cpu", "--prompts", str(path), "--max-new-tokens", "9"]
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Top-level modules that a command has loaded when it ends."""
+    program = (
+        "import sys\nfrom bt_runner.__main__ import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print('loaded', *{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["--help"], ["demo", "--help"], ["replay", "--help"], ["--print-completion"]],
+    ids=" ".join,
+)
+def test_help_and_version_load_no_large_library(arguments: list[str]) -> None:
+    if arguments == ["--print-completion"]:
+        arguments = [*arguments, "bash"]
+
+    assert loaded_by(*arguments).isdisjoint({"torch", "numpy", "rich", "triton"})
+
+
+def test_the_version_takes_under_a_fifth_of_a_second() -> None:
+    """Of processor time, at its best of five."""
+    times = []
+    for _ in range(5):
+        before = os.times()
+        subprocess.run([*COMMAND, "--version"], check=True, capture_output=True, timeout=60)
+        after = os.times()
+        used = after.children_user + after.children_system
+        times.append(used - before.children_user - before.children_system)
+
+    assert min(times) < 0.2
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    for name in bt_runner.__all__:
+        assert getattr(bt_runner, name) is not None
+        assert name in dir(bt_runner)
+    with pytest.raises(AttributeError, match="no attribute 'Motor'"):
+        _ = bt_runner.Motor  # type: ignore[attr-defined]  # what is tested
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_a_completion_script_knows_commands_and_options(shell: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--print-completion", shell], capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "replay" in done.stdout
+    assert "max-new-tokens" in done.stdout
+
+
+def test_a_reader_that_goes_away_ends_a_command_in_silence(demo: list[str]) -> None:
+    """As it does a tool that SIGPIPE ends; 1 would mean a mismatch."""
+    writer = subprocess.Popen(demo, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert writer.stdout is not None and writer.stderr is not None  # noqa: PT018
+    writer.stdout.close()
+
+    said = writer.stderr.read()
+    writer.stderr.close()
+
+    assert (writer.wait(timeout=120), said) == (141, "")
+
+
+def test_a_full_disk_is_one_line(demo: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(demo, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+
+    assert done.returncode == 3
+    assert done.stderr == f"error: cannot write the output: {os.strerror(errno.ENOSPC)}\n"
+
+
+def wait_until_torch_loads(process: subprocess.Popen[str]) -> None:
+    """Return when the process has mapped torch's library, which is long before it is ready."""
+    maps = Path(f"/proc/{process.pid}/maps")
+    while process.poll() is None and "libtorch" not in maps.read_text():
+        time.sleep(0.005)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.6])
+def test_ctrl_c_in_the_first_seconds_is_quiet(demo: list[str], seconds: float) -> None:
+    """While libraries load it ends the process at once, and later it is told in one word."""
+    running = subprocess.Popen(
+        [*demo, "--max-new-tokens", "2000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until_torch_loads(running)
+    time.sleep(seconds)
+    running.send_signal(signal.SIGINT)
+
+    _, said = running.communicate(timeout=120)
+
+    assert running.returncode in (-signal.SIGINT, 130)
+    assert said in ("", "interrupted\n")
