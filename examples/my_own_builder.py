@@ -35,5 +35,5 @@ group = AttentionGroup(name="layers", spec=AttentionSpec(block_size=48), backend
 limits = ServingLimits(max_model_len=32_768, max_num_reqs=4, max_num_batched_tokens=64)
 setup = init_attention([group], limits, "cpu")
 print(*setup.layouts[0].explain().split(", "), sep="\n")
-((builder,),) = setup.builders[0]
+(builder,) = setup.groups[0].builders
 print(type(builder).__name__, tuple(vars(builder)["table"].shape), setup.cudagraph_support)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -286,12 +287,23 @@ def test_tables_and_builders_hold_one_layout_object(seed: int) -> None:
         setup = init_attention(groups, limits, "cpu", num_ubatches=num_ubatches)
         tables = MultiGroupBlockTable(setup.layouts, device="cpu")
 
-        for index, layout in enumerate(setup.layouts):
-            assert tables.layouts[index] is layout
-            assert tables.block_table(index).shape[1] == layout.width
-            assert len(setup.builders[index]) == num_ubatches
-            for builder in (each for of in setup.builders[index] for each in of):
-                assert getattr(builder, "layout") is layout  # noqa: B009
+        for index, planned in enumerate(setup.groups):
+            assert planned.name == groups[index].name
+            assert tables.layouts[index] is planned.layout
+            assert tables.block_table(index).shape[1] == planned.layout.width
+            assert planned.builders is planned.builders_of(0)
+            for ubatch in range(num_ubatches):
+                for builder in planned.builders_of(ubatch):
+                    assert getattr(builder, "layout") is planned.layout  # noqa: B009
+
+
+@pytest.mark.parametrize("ubatch", [-1, 2, True, 0.0])
+def test_a_micro_batch_out_of_range_is_refused_by_the_groups_name(ubatch: Any) -> None:
+    groups, limits = random_setup(random.Random(0))
+    setup = init_attention(groups, limits, "cpu", num_ubatches=2)
+
+    with pytest.raises(InvalidSpecError, match=f"{groups[0].name!r}, not {ubatch!r}"):
+        setup.groups[0].builders_of(ubatch)
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 64])
@@ -304,7 +316,8 @@ def test_a2_the_indexers_table_is_as_wide_as_the_groups(block_size: int) -> None
     for max_model_len in lengths:
         limits = serving_limits(max_model_len, max_num_reqs=draw.randint(2, 4))
         setup = init_attention([group(AttentionSpec(block_size=block_size), chosen)], limits, "cpu")
-        (layout,), (((builder,),),) = setup.layouts, setup.builders
+        (planned,) = setup.groups
+        layout, (builder,) = planned.layout, planned.builders
 
         tables = MultiGroupBlockTable(setup.layouts, device="cpu")
 
@@ -320,7 +333,8 @@ def test_builders_refuse_what_their_table_does_not_look_like(seed: int) -> None:
     for _ in range(50):
         groups, limits = random_setup(draw)
         setup = init_attention(groups, limits, "cpu")
-        for layout, (builders,) in zip(setup.layouts, setup.builders, strict=True):
+        for planned in setup.groups:
+            layout = planned.layout
             common = make_batch(layout, [Request(min(limits.max_model_len, 40), 1)])
             table = common.block_table
             wrong = {
@@ -328,7 +342,7 @@ def test_builders_refuse_what_their_table_does_not_look_like(seed: int) -> None:
                 "dtype": [table.long()],
                 "stride": [torch.cat([table, table], 1)[:, ::2]] if layout.width > 1 else [],
             }
-            for builder in builders:
+            for builder in planned.builders:
                 builder.build(common)
                 for fact, tables in wrong.items():
                     for each in tables:

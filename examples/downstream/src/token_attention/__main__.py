@@ -18,7 +18,7 @@ def main() -> None:
     limits = ServingLimits(max_model_len=40, max_num_reqs=4, max_num_batched_tokens=16)
     group = AttentionGroup(name="layer", spec=AttentionSpec(block_size=16), backends=(BACKEND,))
     setup = init_attention([group], limits, "cpu")
-    ((builder,),) = setup.builders[0]
+    (builder,) = setup.groups[0].builders
     (layout,) = setup.layouts
     common = run_tables(StagedBlockTables(setup.layouts, device="cpu", num_blocks=[8]))
     table: TokenTable = builder.build(common)

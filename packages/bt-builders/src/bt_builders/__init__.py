@@ -12,7 +12,12 @@ from .agreement.protocol import (
     PlainBuilderClass,
     WidthBuilderClass,
 )
-from .agreement.setup import AttentionSetup, init_attention, prepare_kernel_block_sizes
+from .agreement.setup import (
+    AttentionSetup,
+    PlannedGroup,
+    init_attention,
+    prepare_kernel_block_sizes,
+)
 from .batch.common import CommonAttentionMetadata
 from .batch.geometry import local_lengths
 from .batch.guard import BatchGuard
@@ -68,6 +73,7 @@ __all__ = [
     "MambaStates",
     "MetadataBuilder",
     "PlainBuilderClass",
+    "PlannedGroup",
     "RingTailMetadata",
     "RingTailMetadataBuilder",
     "SettledStates",

@@ -30,20 +30,57 @@ from .protocol import MetadataBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSetup:
-    """What all groups agreed on, one entry a group, and the builders made from it.
+class PlannedGroup:
+    """One cache group: its plan, and the builders that read its tables.
 
     Attributes:
-        layouts: The plans; tables are made from these objects.
-        kernel_block_sizes: Tokens of a column.
-        builders: ``builders[group][ubatch][backend]``; each holds its group's layout.
+        name: The group's name.
+        layout: Its plan; its tables and builders hold this object.
+        ubatches: The builders of each micro-batch, in the order of the group's backends.
+    """
+
+    name: str
+    layout: BlockTableLayout
+    ubatches: tuple[tuple[MetadataBuilder, ...], ...]
+
+    @property
+    def builders(self) -> tuple[MetadataBuilder, ...]:
+        """The builders of micro-batch 0."""
+        return self.ubatches[0]
+
+    def builders_of(self, ubatch: int) -> tuple[MetadataBuilder, ...]:
+        """Return the builders of a micro-batch.
+
+        Raises:
+            InvalidSpecError: ``ubatch`` is not in 0..num_ubatches - 1.
+        """
+        if type(ubatch) is not int or not 0 <= ubatch < len(self.ubatches):
+            raise InvalidSpecError(
+                f"ubatch must be in 0..{len(self.ubatches) - 1}, the micro-batches of group "
+                f"{self.name!r}, not {ubatch!r}",
+                group=self.name,
+                ubatch=ubatch,
+                num_ubatches=len(self.ubatches),
+            )
+        return self.ubatches[ubatch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSetup:
+    """What all groups agreed on.
+
+    Attributes:
+        groups: The cache groups, in the order of their tables.
         cudagraph_support: What all builders allow, and which of them limits it.
     """
 
-    layouts: tuple[BlockTableLayout, ...]
-    kernel_block_sizes: tuple[int, ...]
-    builders: tuple[tuple[tuple[MetadataBuilder, ...], ...], ...]
+    groups: tuple[PlannedGroup, ...]
     cudagraph_support: CudagraphSupport
+
+    @property
+    def layouts(self) -> tuple[BlockTableLayout, ...]:
+        """The plan of each group: what tables are made from."""
+        return tuple(group.layout for group in self.groups)
 
 
 def prepare_kernel_block_sizes(groups: Sequence[AttentionGroup]) -> tuple[int, ...]:
@@ -96,26 +133,34 @@ def init_attention(
     groups = as_tuple("groups", groups, AttentionGroup)
     require_ubatches(num_ubatches)
     device = indexed_device(device)
-    kernel_block_sizes = prepare_kernel_block_sizes(groups)
-    layouts = tuple(
-        BlockTableLayout.plan(_aligned_spec(group), limits, size)
-        for group, size in zip(groups, kernel_block_sizes, strict=True)
-    )
-    for group, layout in zip(groups, layouts, strict=True):
-        for backend in group.backends:
-            backend.check(layout)
-    classes = [[backend.builder_class for backend in group.backends] for group in groups]
-    support = least_cudagraph_support([each for of_group in classes for each in of_group])
-    builders = tuple(
-        create_metadata_builders(layout, of_group, device, num_ubatches=num_ubatches)
-        for layout, of_group in zip(layouts, classes, strict=True)
+    plans = [(group, _plan(group, limits)) for group in groups]
+    support = least_cudagraph_support(
+        [backend.builder_class for group in groups for backend in group.backends]
     )
     return AttentionSetup(
-        layouts=layouts,
-        kernel_block_sizes=kernel_block_sizes,
-        builders=builders,
+        groups=tuple(
+            PlannedGroup(
+                name=group.name,
+                layout=layout,
+                ubatches=create_metadata_builders(
+                    layout,
+                    [backend.builder_class for backend in group.backends],
+                    device,
+                    num_ubatches=num_ubatches,
+                ),
+            )
+            for group, layout in plans
+        ),
         cudagraph_support=support,
     )
+
+
+def _plan(group: AttentionGroup, limits: ServingLimits) -> BlockTableLayout:
+    """Return the plan that all backends of a group can read."""
+    layout = BlockTableLayout.plan(_aligned_spec(group), limits, _kernel_block_size(group))
+    for backend in group.backends:
+        backend.check(layout)
+    return layout
 
 
 def _aligned_spec(group: AttentionGroup) -> CacheSpec:

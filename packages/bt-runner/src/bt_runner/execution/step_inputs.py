@@ -60,7 +60,7 @@ class StepPreparation:
             dtype: Of the model.
         """
         self.layouts = setup.layouts
-        self.builders = [per_ubatch[0] for per_ubatch in setup.builders]
+        self.builders = [group.builders for group in setup.groups]
         self.guard: TableGuard | None = None
         self._group_names = tuple(group_names)
         self._max_model_len = limits.max_model_len

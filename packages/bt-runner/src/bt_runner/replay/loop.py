@@ -71,7 +71,7 @@ class Replay:
         self.summary = Summary(groups=names, pool_blocks=num_blocks)
         self._layouts = setup.layouts
         self._limits = setup.layouts[0].limits
-        self._builders = [per_ubatch[0] for per_ubatch in setup.builders]
+        self._builders = [group.builders for group in setup.groups]
         self._tables = tables
         self._options = options
         self._scheduler = Scheduler(self._limits, self.rows)

@@ -42,7 +42,7 @@ class Rank:
     ) -> None:
         """Make empty tables."""
         self.layouts: tuple[BlockTableLayout, ...] = setup.layouts
-        self._builders = [per_ubatch[0] for per_ubatch in setup.builders]
+        self._builders = [group.builders for group in setup.groups]
         sizes = [pool.num_blocks for pool in pools]
         self._drivers: tuple[TableDriver, ...] = (
             StagedDriver(
