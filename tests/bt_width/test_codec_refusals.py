@@ -134,6 +134,40 @@ def test_what_is_no_layout_is_refused(bad: Any) -> None:
         BlockTableLayout.from_json(bad)
 
 
+@pytest.mark.parametrize("digits", [19, 400, 4_299, 4_300, 4_301, 100_000])
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize(("spec", "kernel_block_size"), NOTHING_IS_DEFAULT)
+def test_a_number_of_any_length_is_refused_in_a_line(
+    spec: CacheSpec, kernel_block_size: int, sign: str, digits: int
+) -> None:
+    """Python cannot even print a number of more than 4,300 digits."""
+    text = BlockTableLayout.plan(spec, LIMITS, kernel_block_size).to_json()
+    number = sign + "9" * digits
+    for place, field in _places(text):
+        marked = _damage(text, place, operator.methodcaller("update", {field: "HERE"}))
+
+        with pytest.raises(InvalidSpecError) as caught:
+            BlockTableLayout.from_json(marked.replace('"HERE"', number))
+        assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["x" * 10**6, "\0", "\ud800", "\n"], ids=ascii)
+def test_a_field_of_any_name_is_refused_in_a_line(name: str) -> None:
+    tree = json.loads(plan(RingSpec(block_size=4), 1000).to_json())
+    tree[name] = 1
+
+    with pytest.raises(InvalidSpecError, match="unknown") as caught:
+        BlockTableLayout.from_json(json.dumps(tree))
+    assert len(str(caught.value)) < 300
+
+
+def test_an_unknown_field_says_what_to_do() -> None:
+    text = plan(RingSpec(block_size=4), 1000).to_json()
+
+    with pytest.raises(InvalidSpecError, match="must run the same bt-width"):
+        BlockTableLayout.from_json(text[:-1] + ', "newer": 4}')
+
+
 def test_a_field_that_stands_twice_is_refused() -> None:
     """A parser keeps one of the two, and two processes need not keep the same."""
     text = plan(RingSpec(block_size=4), 1000).to_json()

@@ -102,6 +102,27 @@ def test_blocks_that_admission_reserves(spec: CacheSpec, in_flight: int, num_blo
     assert plan(spec, 1000).max_resident_blocks(in_flight) == num_blocks
 
 
+@pytest.mark.parametrize(("steps", "num_blocks"), [(1, 4), (2, 5), (3, 6)])
+def test_each_further_step_in_flight_keeps_a_state(steps: int, num_blocks: int) -> None:
+    """A step under way still reads the state that the step after it moves on from."""
+    assert plan(ALIGN, 1000).max_resident_blocks(50, steps_in_flight=steps) == num_blocks
+
+
+@pytest.mark.parametrize("spec", EVERY_KIND)
+def test_further_steps_in_flight_cost_other_groups_nothing(spec: CacheSpec) -> None:
+    if isinstance(spec, MambaSpec) and spec.mode == "align":
+        pytest.skip("keeps a state more")
+    layout = plan(spec, 1000)
+
+    assert layout.max_resident_blocks(50, steps_in_flight=9) == layout.max_resident_blocks(50)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, 1.0, "1", None], ids=repr)
+def test_steps_in_flight_are_a_positive_count(bad: Any) -> None:
+    with pytest.raises(InvalidSpecError, match="steps_in_flight"):
+        plan(ALIGN, 1000).max_resident_blocks(50, steps_in_flight=bad)
+
+
 def test_a_short_row_bounds_what_is_reserved() -> None:
     """One block holds the longest request, so an aligned Mamba group needs no second one."""
     assert plan(MambaSpec(block_size=1024, mode="align"), 1000).max_resident_blocks(50) == 1

@@ -1,10 +1,12 @@
 """Every error of the project has one base, and carries its numbers."""
 
 import pickle
+from typing import Any
 
 import pytest
 
 from bt_width import (
+    AttentionSpec,
     BlockTableError,
     InvalidEditError,
     InvalidSpecError,
@@ -42,11 +44,66 @@ def test_an_error_carries_its_words_and_its_numbers(kind: type[BlockTableError])
     assert error.facts == {"num_blocks": 17, "width": 16}
 
 
-def test_an_error_keeps_its_numbers_across_processes() -> None:
+class OddlyMadeError(BlockTableError):
+    """An error of another package, whose constructor takes no message."""
+
+    def __init__(self, count: int, *, row: int) -> None:
+        """Keep what a program asks for besides the message."""
+        super().__init__(f"{count} of row {row}", count=count)
+        self.row = row
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(kind("too long", num_blocks=17, names=("a", "b")) for kind in [BlockTableError, *KINDS]),
+        OddlyMadeError(3, row=4),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_keeps_its_text_and_attributes_across_processes(error: BlockTableError) -> None:
     """A worker's error reaches the process that reports it by pickle."""
-    error = RowOverflowError("too long", num_blocks=17)
+    received = pickle.loads(pickle.dumps(error))
 
-    twin = pickle.loads(pickle.dumps(error))
+    assert type(received) is type(error)
+    assert str(received) == str(error)
+    assert vars(received) == vars(error)
 
-    assert type(twin) is RowOverflowError
-    assert (str(twin), twin.facts) == ("too long", {"num_blocks": 17})
+
+def test_an_error_about_what_cannot_be_pickled_is_still_sent() -> None:
+    """The value of a wrong argument may be anything; its text goes in its place."""
+    error = InvalidSpecError("not an int", value=lambda: 3, argument="block_size")
+
+    received = pickle.loads(pickle.dumps(error))
+
+    assert str(received) == "not an int"
+    assert received.facts["argument"] == "block_size"
+    assert "function" in received.facts["value"]
+
+
+class Unprintable:
+    """Its repr fails."""
+
+    def __repr__(self) -> str:
+        """Fail."""
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * 10**6,
+        [7] * 10**6,
+        {n: n for n in range(10**5)},
+        10**5000,
+        [[[[[[1]]]]]],
+        Unprintable(),
+    ],
+    ids=["text", "list", "dict", "digits", "nested", "unprintable"],
+)
+def test_a_message_shows_a_value_of_any_size_in_a_line(value: Any) -> None:
+    with pytest.raises(InvalidSpecError) as caught:
+        AttentionSpec(block_size=value)
+
+    assert len(str(caught.value)) < 200
+    assert "block_size" in str(caught.value)

@@ -4,7 +4,7 @@ How many blocks a request needs, how wide a row is, where a token lies: computed
 once, and handed down as one object. Standard library only.
 """
 
-from .addressing import Addressing
+from .addressing import Addressing, Location
 from .capacity import (
     addressable_tokens,
     index_buffer_bytes,
@@ -23,7 +23,7 @@ from .errors import (
     WidthMismatchError,
 )
 from .kernel_blocks import MultipleOf, select_kernel_block_size
-from .layout import MAX_POSITION, BlockTableLayout, Location
+from .layout import MAX_POSITION, BlockTableLayout
 from .limits import ContextParallel, ServingLimits
 from .specs import (
     AttentionSpec,

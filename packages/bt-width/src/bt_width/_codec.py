@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from .errors import InvalidSpecError
+from .errors import InvalidSpecError, shown
 from .limits import ContextParallel, ServingLimits
 from .specs import (
     AttentionSpec,
@@ -68,7 +68,7 @@ def layout_fields_from_json(text: str) -> LayoutFields:
     record = _take_fields("layout", decoded, {"version", "spec", "limits", "kernel_block_size"})
     if type(record["version"]) is not int or record["version"] != VERSION:
         raise InvalidSpecError(
-            f"layout version {record['version']!r} is not the {VERSION} read here; "
+            f"layout version {shown(record['version'])} is not the {VERSION} read here; "
             "both processes must run the same bt-width",
             version=record["version"],
         )
@@ -99,7 +99,7 @@ def _decode_spec(value: object) -> CacheSpec:
     if isinstance(value, dict) and value.get("kind") == "uniform":
         members = _take_fields("spec", value, {"kind", "members"})["members"]
         if not isinstance(members, dict):
-            raise InvalidSpecError(f"members must be a JSON object, not {members!r}")
+            raise InvalidSpecError(f"members must be a JSON object, not {shown(members)}")
         return UniformSpec(members={name: _decode_layer(spec) for name, spec in members.items()})
     return _decode_layer(value)
 
@@ -109,10 +109,10 @@ def _decode_layer(value: object) -> LayerSpec:
     spec_type = _TYPE_OF_TAG.get(kind) if isinstance(kind, str) else None
     if spec_type is None:
         raise InvalidSpecError(
-            f"a spec's kind must be one of {sorted(_TYPE_OF_TAG)}, got {kind!r}", kind=kind
+            f"a spec's kind must be one of {sorted(_TYPE_OF_TAG)}, got {shown(kind)}", kind=kind
         )
     names = _field_names(spec_type)
-    record = _take_fields(f"spec {kind!r}", value, names | {"kind"})
+    record = _take_fields(f"spec {shown(kind)}", value, names | {"kind"})
     return spec_type(**{name: record[name] for name in names})
 
 
@@ -130,11 +130,13 @@ def _field_names(record_type: type) -> set[str]:
 
 def _take_fields(what: str, value: object, names: set[str]) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidSpecError(f"{what} must be a JSON object, not {value!r}")
+        raise InvalidSpecError(f"{what} must be a JSON object, not {shown(value)}")
     unknown, missing = sorted(value.keys() - names), sorted(names - value.keys())
     if unknown or missing:
+        problems = [f"has the unknown fields {shown(unknown)}"] if unknown else []
+        problems += [f"lacks {shown(missing)}"] if missing else []
         raise InvalidSpecError(
-            f"{what} has unknown fields {unknown} and lacks {missing}",
+            f"{what} {' and '.join(problems)}; both processes must run the same bt-width",
             unknown=unknown,
             missing=missing,
         )
@@ -144,5 +146,5 @@ def _take_fields(what: str, value: object, names: set[str]) -> Mapping[str, Any]
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) != len(pairs):
-        raise ValueError(f"a name occurs twice in {[name for name, _ in pairs]}")
+        raise ValueError(f"a name occurs twice in {shown([name for name, _ in pairs])}")
     return record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import BlockTableError, InvalidSpecError
+from .errors import BlockTableError, InvalidSpecError, shown
 from .specs import AttentionSpec, CacheSpec, MambaSpec, RingSpec, SlidingWindowSpec
 
 
@@ -40,13 +40,13 @@ def parse_group(text: str) -> PlannedGroup:
     """
     kind, *fields = text.split(":")
     if kind not in _SYNTAX:
-        raise InvalidSpecError(f"group {text!r}: the kind must be one of {', '.join(_SYNTAX)}")
+        raise InvalidSpecError(f"group {shown(text)}: the kind must be one of {', '.join(_SYNTAX)}")
     try:
         return _read_group(text, kind, fields)
     except (BlockTableError, LookupError, ValueError) as error:
         detail = f": {error}" if isinstance(error, BlockTableError) else ""
         raise InvalidSpecError(
-            f"group {text!r} does not read as {_SYNTAX[kind]}{detail}", group=text
+            f"group {shown(text)} does not read as {_SYNTAX[kind]}{detail}", group=text
         ) from error
 
 

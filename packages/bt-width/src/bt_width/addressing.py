@@ -1,10 +1,25 @@
-"""A layout's numbers as kernels take them: plain ints, computed once for each layout."""
+"""A layout's numbers as kernels take them, and the arithmetic that addresses a row by them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from .width import BlockTableWidth
+from .width import NULL_BLOCK, BlockTableWidth
+
+
+class Location(NamedTuple):
+    """Where a position lies.
+
+    Attributes:
+        rank: The context-parallel rank that keeps it.
+        column: The kernel-block column in that rank's row.
+        offset: Tokens from the start of that kernel block.
+    """
+
+    rank: int
+    column: int
+    offset: int
 
 
 class Addressing(NamedTuple):
@@ -48,3 +63,31 @@ class Addressing(NamedTuple):
     visible_tokens: int
     max_model_len: int
     max_tokens: int
+
+    def locate(self, position: int) -> Location:
+        """Return where ``position`` (0 or more) lies in a group that has slots.
+
+        Runs of ``interleave`` positions go to the ranks in turn, and each rank packs its
+        own into its blocks. Past the row it is the column that the position would have.
+        """
+        run, offset = divmod(position, self.interleave)
+        turn, rank = divmod(run, self.shards)
+        local = turn * self.interleave + offset
+        if not self.advances:
+            local %= self.block_size
+        return Location(rank, *divmod(local, self.kernel_block_size))
+
+    def local_length(self, seq_len: int, rank: int | None = None) -> int:
+        """Return how many of the first ``seq_len`` positions ``rank`` (this one) keeps."""
+        turns, rest = divmod(seq_len, self.shards * self.interleave)
+        first = (self.rank if rank is None else rank) * self.interleave
+        return turns * self.interleave + min(max(rest - first, 0), self.interleave)
+
+    def expand(self, block_ids: Iterable[int]) -> list[int]:
+        """Return the kernel-block ids of block ids; a null block gives null columns."""
+        split = self.kernel_blocks_per_block
+        return [
+            block_id * split + part if block_id != NULL_BLOCK else NULL_BLOCK
+            for block_id in block_ids
+            for part in range(split)
+        ]

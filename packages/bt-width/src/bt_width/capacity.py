@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import SupportsIndex, assert_never
 
 from ._checks import as_index, require_instance, require_int
-from .errors import InvalidSpecError
+from .errors import InvalidSpecError, shown
 from .layout import MAX_POSITION, BlockTableLayout
 
 ID_BYTES = 4
@@ -33,7 +33,7 @@ def tables_bytes(layouts: Iterable[BlockTableLayout]) -> int:
         plans = tuple(layouts)
     except TypeError:
         raise InvalidSpecError(
-            f"layouts must be iterable, not {layouts!r}", value=layouts
+            f"layouts must be iterable, not {shown(layouts)}", value=layouts
         ) from None
     return sum(table_bytes(layout) for layout in plans)
 

@@ -1,10 +1,44 @@
-"""The errors of all four packages; they know numbers and words, and nothing of layouts."""
+"""The errors of all four packages, and how a bad value is shown in their messages."""
 
 from __future__ import annotations
+
+import reprlib
+
+_PRINTED_BITS = 256
+
+
+class _ShortRepr(reprlib.Repr):
+    """``repr`` cut to a line, without the work of writing what is cut away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 60
+        self.maxlevel = 3
+
+    def repr_int(self, value: int, level: int) -> str:
+        # Python refuses to print an int of more than 4,300 digits
+        bits = value.bit_length()
+        return repr(value) if bits <= _PRINTED_BITS else f"an int of {bits} bits"
+
+
+_SHORT_REPR = _ShortRepr()
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)`` for a message, cut where it is long; it never raises."""
+    try:
+        return _SHORT_REPR.repr(value)
+    except Exception:
+        # somebody else's __repr__ failed, which is not what the message is about
+        return f"a {type(value).__name__}"
 
 
 class BlockTableError(ValueError):
     """The base of every error this project raises for something a caller did.
+
+    It crosses processes: a pickled error of any subclass keeps its text and its
+    attributes, whatever its constructor takes. A detail that cannot be pickled is
+    replaced by its text.
 
     Attributes:
         facts: The numbers behind the message, by name, so that a caller can act
@@ -15,6 +49,31 @@ class BlockTableError(ValueError):
         """Keep ``message`` for people and ``facts`` for programs."""
         super().__init__(message)
         self.facts: dict[str, object] = facts
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Send text and attributes, and not the arguments of a subclass's constructor."""
+        return _rebuild, (type(self), self.args, _picklable(self.__dict__))
+
+
+def _rebuild(
+    kind: type[BlockTableError], args: tuple[object, ...], attributes: dict[str, object]
+) -> BlockTableError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
+def _picklable(details: dict[str, object]) -> dict[str, object]:
+    import pickle
+
+    kept = {}
+    for name, value in details.items():
+        try:
+            pickle.dumps(value)
+        except Exception:
+            value = _picklable(value) if type(value) is dict else shown(value)
+        kept[name] = value
+    return kept
 
 
 class InvalidSpecError(BlockTableError):

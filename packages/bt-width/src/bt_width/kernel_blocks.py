@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ._checks import require_instance, require_int
-from .errors import InvalidSpecError, NoCommonBlockSizeError
+from .errors import InvalidSpecError, NoCommonBlockSizeError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _by_name(
             backends = {f"backend {i}": tuple(sizes) for i, sizes in enumerate(supported)}
     except TypeError:
         raise InvalidSpecError(
-            f"supported must hold one list of sizes per backend, not {supported!r}",
+            f"supported must hold one list of sizes per backend, not {shown(supported)}",
             value=supported,
         ) from None
     for name, sizes in backends.items():

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import NamedTuple, Self, SupportsIndex, assert_never
+from typing import Self, SupportsIndex
 
 from ._checks import as_index, require_instance
 from ._explain import explain_width
 from ._rules import GroupKind, GroupRule, SlotMode, check_plan, rule_of
-from .addressing import Addressing
-from .errors import InvalidEditError, InvalidSpecError, RowOverflowError
+from .addressing import Addressing, Location
+from .errors import InvalidEditError, InvalidSpecError, RowOverflowError, shown
 from .limits import ServingLimits
 from .specs import AttentionSpec, CacheSpec, MambaSpec, layers_of
 from .width import (
@@ -27,20 +27,6 @@ MAX_POSITION = 2**31 - 1
 
 MAX_KERNEL_BLOCK_ID = 2**31 - 1
 """The last id that a table's int32 columns can hold."""
-
-
-class Location(NamedTuple):
-    """Where a position lies.
-
-    Attributes:
-        rank: The context-parallel rank that keeps it; the own one where every rank does.
-        column: The kernel-block column in that rank's row.
-        offset: Tokens from the start of that kernel block.
-    """
-
-    rank: int
-    column: int
-    offset: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +79,13 @@ class BlockTableLayout:
         return rule_of(self.spec, self.limits)
 
     @cached_property
-    def _addressing(self) -> Addressing:
+    def addressing(self) -> Addressing:
+        """The numbers by which tables, kernels and builders address a row."""
         rule, layer = self._rule, layers_of(self.spec)[0]
         context, is_sharded = self.limits.context_parallel, rule.shards > 1
         is_moved = isinstance(layer, MambaSpec) and layer.mode == "align"
         visible = rule.resident_tokens
-        split = self.kernel_blocks_per_block
+        split = get_kernel_blocks_per_block(rule.block_size, self.kernel_block_size)
         width = get_block_table_width(
             self.max_num_blocks,
             rule.block_size,
@@ -147,14 +134,14 @@ class BlockTableLayout:
     @property
     def kernel_blocks_per_block(self) -> int:
         """Columns that a block takes."""
-        return get_kernel_blocks_per_block(self.block_size, self.kernel_block_size)
+        return self.addressing.kernel_blocks_per_block
 
     @property
     def tokens_per_block(self) -> int:
         """Tokens of a request for which a rank holds one block."""
         return self.block_size * self.shards
 
-    @property
+    @cached_property
     def max_num_blocks(self) -> int:
         """Blocks that the longest request holds, before alignment."""
         return self._rule.count_blocks(self.limits.max_tokens)
@@ -162,22 +149,17 @@ class BlockTableLayout:
     @property
     def width(self) -> BlockTableWidth:
         """Columns of a row, in kernel blocks."""
-        return self._addressing.width
+        return self.addressing.width
 
     @property
     def blocks_per_row(self) -> int:
         """Blocks that a row has room for, those of the alignment included."""
-        return self._addressing.blocks_per_row
+        return self.addressing.blocks_per_row
 
     @property
     def max_block_id(self) -> int:
         """The last block id whose kernel-block ids a table's int32 columns can hold."""
-        return self._addressing.max_block_id
-
-    @property
-    def addressing(self) -> Addressing:
-        """The numbers by which tables, kernels and builders address a row."""
-        return self._addressing
+        return self.addressing.max_block_id
 
     def tokens_per_state(self, member: str | None = None) -> int:
         """Return the tokens that share one stored state.
@@ -200,7 +182,8 @@ class BlockTableLayout:
         members = dict(getattr(self.spec, "members", ()))
         if member not in members:
             raise InvalidSpecError(
-                f"no member {member!r} in this group; it has {sorted(members)}", member=member
+                f"no member {shown(member)} in this group; it has {shown(sorted(members))}",
+                member=member,
             )
         return _tokens_per_state(members[member])
 
@@ -221,16 +204,21 @@ class BlockTableLayout:
             )
         return self._rule.count_blocks(count)
 
-    def max_resident_blocks(self, max_in_flight_tokens: SupportsIndex) -> int:
+    def max_resident_blocks(
+        self, max_in_flight_tokens: SupportsIndex, *, steps_in_flight: SupportsIndex = 1
+    ) -> int:
         """Return the blocks a request may hold at once: what admission must reserve.
 
         Args:
             max_in_flight_tokens: The most tokens of one request in the steps under way.
+            steps_in_flight: Steps that may be under way at once; each but the first
+                keeps one state more of a Mamba align group.
 
         Raises:
-            InvalidSpecError: It is no count.
+            InvalidSpecError: One of them is no count.
         """
         in_flight = as_index("max_in_flight_tokens", max_in_flight_tokens, minimum=0)
+        further_steps = as_index("steps_in_flight", steps_in_flight, minimum=1) - 1
         rule = self._rule
         resident = self.max_num_blocks
         if rule.resident_tokens is not None:
@@ -238,7 +226,7 @@ class BlockTableLayout:
             tokens = rule.resident_tokens + in_flight
             resident = -(-tokens // self.block_size) + 1
         elif rule.resident_blocks is not None:
-            resident = rule.resident_blocks
+            resident = rule.resident_blocks + further_steps
         return min(resident, self.max_num_blocks)
 
     def local_length(self, seq_len: SupportsIndex, rank: SupportsIndex | None = None) -> int:
@@ -258,10 +246,14 @@ class BlockTableLayout:
             raise InvalidSpecError(
                 f"rank {of_rank} must be below the {context.size} ranks", rank=of_rank
             )
-        return length if self.shards == 1 else context.local_length(length, of_rank)
+        return length if self.shards == 1 else self.addressing.local_length(length, of_rank)
 
     def explain(self) -> str:
         """Return how the width came about, in words and numbers."""
+        return self._explanation
+
+    @cached_property
+    def _explanation(self) -> str:
         return explain_width(self)
 
     def chunk_end(self, num_computed: SupportsIndex, num_tokens: SupportsIndex) -> int:
@@ -311,26 +303,18 @@ class BlockTableLayout:
     def locate(self, position: SupportsIndex) -> Location:
         """Return where ``position`` lies; past the row, the column it would be.
 
-        Ownership is decided in blocks; the kernel block only cuts the result.
+        The rank is this one where every rank keeps every token.
 
         Raises:
             InvalidSpecError: ``position`` is negative, or the group has no slots.
         """
         index = as_index("position", position, minimum=0)
-        context = self.limits.context_parallel
-        match self.slot_mode:
-            case "none":
-                raise InvalidSpecError(f"a group of kind {self.kind} has no slots")
-            case "ring":
-                return Location(context.rank, 0, index % self.block_size)
-            case "block":
-                rank, local = context.rank, index
-            case _ as mode:
-                assert_never(mode)
+        if self.slot_mode == "none":
+            raise InvalidSpecError(f"a group of kind {self.kind} has no slots")
+        location = self.addressing.locate(index)
         if self.shards > 1:
-            rank, local = context.place(index)
-        column, offset = divmod(local, self.kernel_block_size)
-        return Location(rank, column, offset)
+            return location
+        return location._replace(rank=self.limits.context_parallel.rank)
 
     def slot(self, position: SupportsIndex, kernel_block_ids: Sequence[int]) -> int:
         """Return the cache slot of ``position`` on this rank, in tokens.
@@ -360,12 +344,14 @@ class BlockTableLayout:
             block_id = as_index("a kernel-block id", kernel_block_ids[column])
         except (TypeError, LookupError):
             raise InvalidSpecError(
-                f"kernel_block_ids must be a sequence of ints, not {kernel_block_ids!r}",
+                f"kernel_block_ids must be a sequence of ints, not {shown(kernel_block_ids)}",
                 value=kernel_block_ids,
             ) from None
         if block_id < 0:
             raise InvalidEditError(
-                f"column {column} holds the negative id {block_id}", column=column, id=block_id
+                f"column {column} holds the negative id {shown(block_id)}",
+                column=column,
+                id=block_id,
             )
         return PAD_SLOT if block_id == NULL_BLOCK else block_id * self.kernel_block_size + offset
 
@@ -397,12 +383,12 @@ class BlockTableLayout:
             InvalidEditError: An id is negative or its kernel ids leave int32.
             InvalidSpecError: It is no sequence of ints.
         """
-        split, last_id = self.kernel_blocks_per_block, self.max_block_id
+        last_id = self.max_block_id
         try:
             ids = [as_index("a block id", block_id) for block_id in block_ids]
         except TypeError:
             raise InvalidSpecError(
-                f"block_ids must be a sequence of ints, not {block_ids!r}", value=block_ids
+                f"block_ids must be a sequence of ints, not {shown(block_ids)}", value=block_ids
             ) from None
         if len(ids) > self.blocks_per_row:
             raise RowOverflowError(
@@ -414,16 +400,12 @@ class BlockTableLayout:
         for block_id in ids:
             if not 0 <= block_id <= last_id:
                 raise InvalidEditError(
-                    f"block id {block_id} must lie in 0..{last_id}, "
+                    f"block id {shown(block_id)} must lie in 0..{last_id}, "
                     "so that its kernel-block ids are int32",
                     id=block_id,
                     max_block_id=last_id,
                 )
-        return [
-            NULL_BLOCK if block_id == NULL_BLOCK else block_id * split + part
-            for block_id in ids
-            for part in range(split)
-        ]
+        return self.addressing.expand(ids)
 
     def to_json(self) -> str:
         """Return the plan as JSON: its causes, and a version."""

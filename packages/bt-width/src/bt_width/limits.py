@@ -37,21 +37,6 @@ class ContextParallel:
                 size=self.size,
             )
 
-    def place(self, position: int) -> tuple[int, int]:
-        """Return the rank that keeps ``position`` and the position's place among its own.
-
-        Runs of ``interleave`` positions go to the ranks in turn.
-        """
-        run, offset = divmod(position, self.interleave)
-        turn, rank = divmod(run, self.size)
-        return rank, turn * self.interleave + offset
-
-    def local_length(self, seq_len: int, rank: int) -> int:
-        """Return how many of the first ``seq_len`` positions ``rank`` keeps."""
-        turns, rest = divmod(seq_len, self.size * self.interleave)
-        own = min(max(rest - rank * self.interleave, 0), self.interleave)
-        return turns * self.interleave + own
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLimits:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, TypeGuard, final
 
 from ._checks import require_instance, require_int
-from .errors import InvalidSpecError
+from .errors import InvalidSpecError, shown
 
 MambaMode: TypeAlias = Literal["none", "align"]
 
@@ -90,7 +90,7 @@ class MambaSpec:
         require_int("block_size", self.block_size, minimum=1)
         if not isinstance(self.mode, str) or self.mode not in ("none", "align"):
             raise InvalidSpecError(
-                f'mode must be "none" or "align", not {self.mode!r}', mode=self.mode
+                f'mode must be "none" or "align", not {shown(self.mode)}', mode=self.mode
             )
         require_int("num_speculative_blocks", self.num_speculative_blocks, minimum=0)
 
@@ -152,18 +152,18 @@ def _as_pairs(
         pairs = tuple(sorted(dict(listed).items()))
     except (TypeError, ValueError):
         raise InvalidSpecError(
-            f"members must map names to specs, not {members!r}", members=members
+            f"members must map names to specs, not {shown(members)}", members=members
         ) from None
     if not pairs:
         raise InvalidSpecError("a UniformSpec needs at least one member", members=())
     if len(pairs) != len(listed):
         names = [name for name, _ in listed]
-        raise InvalidSpecError(f"a member's name occurs twice in {names}", members=names)
+        raise InvalidSpecError(f"a member's name occurs twice in {shown(names)}", members=names)
     for name, member in pairs:
         require_instance("a member's name", name, str, wanted="a str")
         if not _is_layer(member):
             raise InvalidSpecError(
-                f"member {name!r} must be a spec of one layer, not {member!r}; "
+                f"member {shown(name)} must be a spec of one layer, not {shown(member)}; "
                 "a UniformSpec does not nest",
                 member=name,
                 value=member,
@@ -184,8 +184,9 @@ def _require_one_plan(pairs: tuple[tuple[str, LayerSpec], ...]) -> None:
 
 def _refuse_members(first: str, second: str, fact: str, ours: object, theirs: object) -> None:
     raise InvalidSpecError(
-        f"members {first!r} and {second!r} cannot share a table: "
-        f"{fact} is {ours!r} in one and {theirs!r} in the other; give them groups of their own",
+        f"members {shown(first)} and {shown(second)} cannot share a table: "
+        f"{fact} is {shown(ours)} in one and {shown(theirs)} in the other; "
+        "give them groups of their own",
         members=(first, second),
         fact=fact,
         values=(ours, theirs),
@@ -199,5 +200,5 @@ def layers_of(spec: CacheSpec) -> tuple[LayerSpec, ...]:
     if _is_layer(spec):
         return (spec,)
     raise InvalidSpecError(
-        f"spec must be a cache spec, not {spec!r} ({type(spec).__name__})", value=spec
+        f"spec must be a cache spec, not {shown(spec)} ({type(spec).__name__})", value=spec
     )
