@@ -136,6 +136,9 @@ def perturb(model: nn.Module, seed: int) -> None:
         noise = torch.randn(tensor.shape, generator=generator)
         if name.endswith(("A_log", "dt_bias")):
             tensor.copy_((noise - 2.5 * name.endswith("dt_bias")).bfloat16())
+        elif name.endswith("e_score_correction_bias"):
+            # below every affinity, so that a masked expert must lie below them, too
+            tensor.copy_(0.2 * noise - 1.5)
         elif name.endswith("bias"):
             tensor.copy_(0.2 * noise)
         elif name.endswith(".D") or "norm" in name:

@@ -116,7 +116,9 @@ def _decode(
     with progress_bar() as progress:
         bar = progress.add_task("decoding", total=len(prompts) * max_new_tokens)
         while arrivals or engine.has_work:
-            if arrivals and engine.num_steps >= STEPS_BETWEEN_ARRIVALS * len(requests):
+            # steps are what arrivals wait for, and an idle engine takes none
+            is_due = engine.num_steps >= STEPS_BETWEEN_ARRIVALS * len(requests)
+            if arrivals and (is_due or not engine.has_work):
                 requests.append(engine.add_request(arrivals.pop(0).token_ids, params))
             outputs = engine.step()
             progress.advance(bar, sum(len(output.new_tokens) for output in outputs))

@@ -185,7 +185,10 @@ def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tens
         case [_, "dt_bias"]:
             # steps of a few hundredths to a half: some heads forget at once, others hardly
             return normal - 2.5
-        case [_, "bias" | "e_score_correction_bias"]:
+        case [_, "e_score_correction_bias"]:
+            # below every affinity, so that an expert of a group left out must lie lower still
+            return 0.2 * normal - 1.5
+        case [_, "bias"]:
             return 0.2 * normal
         case ["embed_tokens" | "embeddings", _]:
             return normal

@@ -59,10 +59,11 @@ class MixtureOfExperts:
         wanted = affinity + self._correction
         if config.num_groups > 1:
             grouped = wanted.view(len(wanted), config.num_groups, -1)
-            best_two = grouped.topk(2, dim=-1).values.sum(dim=-1)
+            best_two = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
             best_groups = best_two.topk(config.top_groups, dim=-1).indices
             allowed = torch.zeros_like(best_two).scatter(1, best_groups, 1.0) > 0
-            wanted = grouped.masked_fill(~allowed[..., None], 0.0).flatten(1)
+            # affinity plus a negative correction may lie below any number but this one
+            wanted = grouped.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
         chosen = wanted.topk(config.top_k, dim=-1).indices
         shares = affinity.gather(1, chosen)
         if config.normalize_weights:
