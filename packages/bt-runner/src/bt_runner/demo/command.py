@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
 import torch
+
 from bt_runner.demo.check import Verdict, check_request, near_tie_bound
 from bt_runner.demo.prompts import Prompt, installed_prompts, read_prompts
 from bt_runner.demo.report import groups_table, print_check, print_summary, requests_table
