@@ -105,9 +105,7 @@ def _limits(args: argparse.Namespace, ranks: Ranks) -> ServingLimits:
     )
 
 
-def _decode(
-    engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int
-) -> list[Request]:
+def _decode(engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Request]:
     """Run all requests, which arrive one by one while others run."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
     for prompt in prompts:
@@ -126,9 +124,7 @@ def _decode(
     return requests
 
 
-def _check(
-    model: DenseModel, requests: Sequence[Request], recorder: Recorder
-) -> list[Verdict]:
+def _check(model: DenseModel, requests: Sequence[Request], recorder: Recorder) -> list[Verdict]:
     verdicts = []
     with progress_bar() as progress:
         for request in progress.track(requests, description="checking"):
