@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -428,14 +429,16 @@ def test_hits_are_those_of_a_search_through_all_kept_blocks(seed: int) -> None:
             draw.randrange(2) for _ in range(draw.randint(0, 20))
         ]
         hashes = cache.cache.hashes()
-        hashes.extend(len(tokens), lambda tokens=tokens: np.array(tokens))
+        hashes.extend(len(tokens), functools.partial(np.array, tokens))
         expected = _brute_force(cache, hashes, len(tokens) - 1)
         row = cache.start(tokens)
         assert row.num_computed == expected
         num_hits += expected > 0
         while row.num_computed < len(tokens):
-            left = len(tokens) - row.num_computed
-            cache.chunk(row, row.num_computed + draw.randint(1, left))
+            count = draw.randint(1, len(tokens) - row.num_computed)
+            asks = draw.random() < 0.7
+            end = cache.cache.chunk_end(row.num_computed, count) if asks else None
+            cache.chunk(row, row.num_computed + count if end is None else end)
         cache.finish(row)
         for pool in cache.pools:
             if draw.random() < 0.3:
