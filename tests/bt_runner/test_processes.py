@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from bt_runner.errors import BadInputError
+from bt_runner.processes import joined_ranks
 
 LOCAL = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 PATIENCE_S = 120
@@ -35,6 +39,41 @@ def test_torchrun_starts_ranks_that_decode_as_one(tmp_path: Path) -> None:
     out, err = _start([*launcher, "demo", *options]).communicate(timeout=PATIENCE_S)
     assert "bt-runner demo on 2 ranks, cpu, float64" in out, err
     assert out.count("2 of 2 requests match the dense reference, 6 tokens") == 1
+
+
+def test_a_refusal_under_torchrun_is_told_once(tmp_path: Path) -> None:
+    """All ranks refuse the same file, and one of them says so."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bt_runner"]
+    missing = str(tmp_path / "missing.txt")
+    _, err = _start([*launcher, "demo", "--prompts", missing]).communicate(timeout=PATIENCE_S)
+    assert err.count("cannot read prompts from") == 1
+    assert "exitcode  : 2" in err
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        pytest.param({"WORLD_SIZE": "2"}, "RANK is not set", id="no-rank"),
+        pytest.param({"WORLD_SIZE": ""}, "WORLD_SIZE is '', which is no number", id="empty"),
+        pytest.param({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'", id="a-word"),
+        pytest.param({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0 and must lie in 1", id="none"),
+        pytest.param({"WORLD_SIZE": "2", "RANK": "2"}, "RANK is 2 and must lie in 0..1", id="past"),
+        pytest.param({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_PORT is not set", id="no-port"),
+        pytest.param(
+            {"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "29500"}, "MASTER_ADDR", id="no-host"
+        ),
+    ],
+)
+def test_an_environment_that_describes_no_group_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    """By the variable's name, before torch waits for anybody."""
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInputError, match=re.escape(message)), joined_ranks("cpu"):
+        pytest.fail("the ranks came together")
 
 
 @pytest.mark.parametrize("killed", [0, 1])

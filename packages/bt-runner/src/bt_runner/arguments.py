@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from bt_runner.errors import BadInputError
+from bt_width.errors import shown
 
 Item = TypeVar("Item")
 
@@ -16,14 +17,16 @@ def require_int(
 ) -> None:
     """Refuse anything but a plain ``int`` within bounds, with a ``BadInputError``."""
     if type(value) is not int:
-        raise BadInputError(f"{name} must be an int, not {value!r}", argument=name, value=value)
+        raise BadInputError(
+            f"{name} must be an int, not {shown(value)}", argument=name, value=value
+        )
     if minimum is not None and value < minimum:
         raise BadInputError(
-            f"{name} must be at least {minimum}, got {value}", argument=name, value=value
+            f"{name} must be at least {minimum}, got {shown(value)}", argument=name, value=value
         )
     if maximum is not None and value > maximum:
         raise BadInputError(
-            f"{name} must be at most {maximum}, got {value}", argument=name, value=value
+            f"{name} must be at most {maximum}, got {shown(value)}", argument=name, value=value
         )
 
 
@@ -31,7 +34,9 @@ def require_kind(name: str, value: object, *kinds: type) -> None:
     """Refuse what is of none of ``kinds``, with a ``BadInputError``."""
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise BadInputError(f"{name} must be a {wanted}, not {value!r}", argument=name, value=value)
+        raise BadInputError(
+            f"{name} must be a {wanted}, not {shown(value)}", argument=name, value=value
+        )
 
 
 def require_attributes(name: str, value: object, *wanted: str) -> None:
@@ -39,7 +44,7 @@ def require_attributes(name: str, value: object, *wanted: str) -> None:
     missing = [attribute for attribute in wanted if not hasattr(value, attribute)]
     if missing:
         raise BadInputError(
-            f"{name} has no {', no '.join(missing)}: {value!r}", argument=name, missing=missing
+            f"{name} has no {', no '.join(missing)}: {shown(value)}", argument=name, missing=missing
         )
 
 
@@ -65,7 +70,7 @@ def as_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> list[int]:
     strange = [token for token in found if not 0 <= token < vocab_size]
     if strange:
         raise BadInputError(
-            f"{name} holds token {strange[0]}, and the model knows {vocab_size}",
+            f"{name} holds token {shown(strange[0])}, and the model knows {vocab_size}",
             argument=name,
             token_id=strange[0],
             vocab_size=vocab_size,

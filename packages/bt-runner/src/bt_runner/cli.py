@@ -151,9 +151,7 @@ class _PrintCompletion(argparse.Action):
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of ``bt-runner``."""
-    parser = CommandParser(
-        prog="bt-runner", description="A minimal decode loop over block tables."
-    )
+    parser = CommandParser(prog="bt-runner", description="A minimal decode loop over block tables.")
     version = f"%(prog)s {bt_runner.__version__}"
     parser.add_argument("--version", action="version", version=version)
     parser.add_argument(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bt_width.errors import BlockTableError
+
 
 class RunnerError(Exception):
     """Base of bt-runner's errors.
@@ -14,6 +16,10 @@ class RunnerError(Exception):
         """Keep ``message`` for people and ``facts`` for programs."""
         super().__init__(message)
         self.facts: dict[str, object] = facts
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Send text and details, as the errors of the other packages do."""
+        return BlockTableError.__reduce__(self)  # type: ignore[arg-type]  # reads __dict__ alone
 
 
 class RequestRefusedError(RunnerError, ValueError):

@@ -6,13 +6,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from hashlib import sha256
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bt_runner.errors import RankLostError
+from bt_runner.errors import BadInputError, RankLostError, RequestRefusedError
 from bt_runner.models.sharding import Alone, Ranks
+from bt_tables.sanitizer import BlockTableFaultError
+from bt_width import BlockTableError
+from bt_width.errors import shown
+from bt_width.terminal import ExitCode
 
 PATIENCE = timedelta(seconds=20)
 """How long a rank waits for the others before it gives up."""
@@ -67,12 +72,84 @@ class ProcessRanks:
 
 @contextmanager
 def joined_ranks(device_type: str) -> Iterator[Ranks]:
-    """Join the processes that torchrun started, and leave them at the end; else be alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    """Join the processes that torchrun started, and leave them at the end; else be alone.
+
+    Raises:
+        BadInputError: The environment describes no group of processes.
+        RankLostError: A rank did not come in time.
+    """
+    if _world_size() == 1:
         yield Alone()
         return
-    dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise RankLostError(f"the ranks did not come together: {reason:.300}") from error
     try:
         yield ProcessRanks()
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Let one of several ranks that refuse the same input say so, and the others end quietly."""
+    try:
+        yield
+    except (BadInputError, RequestRefusedError, BlockTableError) as error:
+        is_refusal = not isinstance(error, BlockTableFaultError)
+        if is_refusal and _is_told_elsewhere(str(error)):
+            raise SystemExit(ExitCode.BAD_INPUT) from error
+        raise
+
+
+def _world_size() -> int:
+    """Return how many processes torchrun started, 1 where it started none.
+
+    Raises:
+        BadInputError: A variable that torchrun sets is missing or no number.
+    """
+    if "WORLD_SIZE" not in os.environ:
+        return 1
+    size = _number_in("WORLD_SIZE", minimum=1)
+    if size > 1:
+        _number_in("RANK", minimum=0, maximum=size - 1)
+        _number_in("MASTER_PORT", minimum=1, maximum=65_535)
+        if not os.environ.get("MASTER_ADDR"):
+            raise BadInputError("WORLD_SIZE is set and MASTER_ADDR is not: start with torchrun")
+    return size
+
+
+def _number_in(name: str, *, minimum: int, maximum: int = 2**31 - 1) -> int:
+    text = os.environ.get(name)
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 10:
+        told = "is not set" if text is None else f"is {shown(text)}, which is no number"
+        raise BadInputError(
+            f"the environment's {name} {told}: start several ranks with torchrun, or unset "
+            "WORLD_SIZE",
+            variable=name,
+        )
+    if not minimum <= int(text) <= maximum:
+        raise BadInputError(
+            f"the environment's {name} is {text} and must lie in {minimum}..{maximum}",
+            variable=name,
+        )
+    return int(text)
+
+
+def _is_told_elsewhere(message: str) -> bool:
+    """Ask the store that torchrun's agent keeps whether another rank says the same."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not list it
+            os.environ["MASTER_ADDR"],
+            _number_in("MASTER_PORT", minimum=1),
+            is_master=False,
+            timeout=timedelta(seconds=5),
+        )
+        return store.add(f"refused/{sha256(message.encode(errors='replace')).hexdigest()}", 1) > 1
+    except (RuntimeError, ValueError, KeyError):
+        # nobody to ask: rather twice than never
+        return False

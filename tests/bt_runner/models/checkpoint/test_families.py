@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,18 @@ from tests.support.checkpoints import DEEPSEEK, MAMBA2, write_config
 
 from bt_runner.errors import BadInputError
 from bt_runner.models.checkpoint import read_config
-from bt_runner.models.config import AttentionLayer, MambaLayer, SelectTopK
+from bt_runner.models.checkpoint.fields import MAX_CONFIG_BYTES
+from bt_runner.models.config import AttentionLayer, MambaLayer, SelectShared, SelectTopK
 
-OLD_YARN = {
+NO_LENGTH: dict[str, Any] = {
     "beta_fast": 32,
     "beta_slow": 1,
     "factor": 40,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 4096,
     "type": "yarn",
 }
+OLD_YARN: dict[str, Any] = NO_LENGTH | {"original_max_position_embeddings": 4096}
 
 
 def _first_attention(directory: Path) -> AttentionLayer:
@@ -98,10 +100,25 @@ def test_unlimited_steps_are_written_two_ways(tmp_path: Path, infinity: object) 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("other-family", DEEPSEEK, {"model_type": "llama"}, "llama models are not built here"),
     ("no-family", DEEPSEEK, {"model_type": None}, "model_type must be str, and is None"),
-    ("quantized", DEEPSEEK, {"quantization_config": {"fmt": "e4m3"}}, "quantization_config"),
+    (
+        "quantized",
+        DEEPSEEK,
+        {"quantization_config": {"quant_method": "fp8"}},
+        r"is quantized \('fp8', .* convert it to bfloat16",
+    ),
+    ("family-first", DEEPSEEK, {"model_type": "gemma", "hidden_act": "gelu"}, "gemma models are"),
+    ("no-theta", DEEPSEEK, {"rope_theta": 0}, "rope_theta must be above 0"),
+    ("negative-theta", DEEPSEEK, {"rope_theta": -10.0}, "rope_theta must be above 0"),
+    ("endless-theta", DEEPSEEK, {"rope_theta": 10**400}, "an int of 1329 bits"),
+    ("yarn-factor", DEEPSEEK, {"rope_scaling": OLD_YARN | {"factor": 0}}, "YaRN's factor must be"),
+    ("yarn-beta", DEEPSEEK, {"rope_scaling": OLD_YARN | {"beta_fast": -1}}, "YaRN's beta_fast"),
+    ("yarn-theta", DEEPSEEK, {"rope_scaling": OLD_YARN, "rope_theta": 1}, "not 1 with YaRN"),
+    ("layers", DEEPSEEK, {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 10,000"),
+    ("experts", DEEPSEEK, {"n_routed_experts": 2**21, "n_group": 1}, "2,097,152 experts"),
+    ("long-text", DEEPSEEK, {"model_type": "x" * 10**6}, r"^.{0,200}models are not built here"),
     ("activation", DEEPSEEK, {"hidden_act": "gelu"}, "hidden_act is 'gelu', and only 'silu'"),
     ("missing", DEEPSEEK, {"kv_lora_rank": None}, "kv_lora_rank must be int, and is None"),
-    ("no-query-latent", DEEPSEEK, {"q_lora_rank": None}, "q_lora_rank"),
+    ("no-query-latent", DEEPSEEK, {"q_lora_rank": None}, "q_lora_rank must be int"),
     ("text", DEEPSEEK, {"hidden_size": "8"}, "hidden_size must be int, and is '8'"),
     ("truth", DEEPSEEK, {"hidden_size": True}, "hidden_size must be int, and is True"),
     ("zero", DEEPSEEK, {"index_topk": 0}, "index_topk must be at least 1, and is 0"),
@@ -115,7 +132,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"mlp_layer_types": ["dense"]},
         "dense or sparse for each of 2 layers",
     ),
-    ("scaling-text", DEEPSEEK, {"rope_parameters": "yarn"}, "rope_parameters is not a JSON object"),
+    ("scaling-text", DEEPSEEK, {"rope_parameters": "yarn"}, "rope_.* is not a JSON object"),
     ("limited-step", MAMBA2, {"time_step_limit": [0.0, 1.0]}, "time_step_limit"),
     ("short-limit", MAMBA2, {"time_step_limit": [0.0]}, "time_step_limit"),
     ("stop-text", MAMBA2, {"eos_token_id": ["</s>"]}, "eos_token_id must be int"),
@@ -179,6 +196,105 @@ def test_layers_share_choices_as_told(
         for index, layer in enumerate(layers)
         if isinstance(layer, AttentionLayer) and isinstance(layer.selection, SelectTopK)
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "first", "factor"),
+    [
+        pytest.param({"rope_scaling": OLD_YARN}, 4096, 40, id="inside"),
+        pytest.param(
+            {"rope_scaling": OLD_YARN, "original_max_position_embeddings": 32}, 32, 40, id="beside"
+        ),
+        pytest.param({"rope_scaling": NO_LENGTH}, 64, 40, id="left-out"),
+        pytest.param({"rope_scaling": OLD_YARN | {"factor": None}}, 4096, 64 / 4096, id="ratio"),
+        pytest.param(
+            {"rope_parameters": OLD_YARN | {"factor": 2}, "rope_scaling": OLD_YARN},
+            4096,
+            40,
+            id="both-forms",
+        ),
+    ],
+)
+def test_yarn_is_read_as_transformers_reads_it(
+    tmp_path: Path, changes: dict[str, Any], first: int, factor: float
+) -> None:
+    """Its length inside, beside or left out; of two forms the older one counts."""
+    write_config(tmp_path, DEEPSEEK, **changes)
+
+    yarn = _first_attention(tmp_path).mla.rope.yarn
+
+    assert yarn is not None
+    assert (yarn.original_max_positions, yarn.factor) == (first, factor)
+
+
+def test_betas_of_zero_are_the_defaults(tmp_path: Path) -> None:
+    """As where they are missing."""
+    write_config(tmp_path, DEEPSEEK, rope_scaling=OLD_YARN | {"beta_fast": 0, "beta_slow": 0})
+
+    yarn = _first_attention(tmp_path).mla.rope.yarn
+
+    assert yarn is not None
+    assert (yarn.beta_fast, yarn.beta_slow) == (32, 1)
+
+
+def test_a_pattern_may_be_a_list(tmp_path: Path) -> None:
+    """Of whole words then, as in ``indexer_types``."""
+    pattern = ["full", "shared"]
+    write_config(tmp_path, DEEPSEEK, model_type="glm_moe_dsa", index_topk_pattern=pattern)
+
+    layers = read_config(tmp_path).layers
+
+    assert isinstance(layers[1], AttentionLayer)
+    assert isinstance(layers[1].selection, SelectShared)
+
+
+def test_generation_config_says_what_stops_a_text(tmp_path: Path) -> None:
+    """Its tokens stop requests where it names some."""
+    write_config(tmp_path, MAMBA2, eos_token_id=3)
+    further = tmp_path / "generation_config.json"
+
+    further.write_text('{"eos_token_id": [3, 5]}')
+    several = read_config(tmp_path).stop_token_ids
+    further.write_text('{"temperature": 0.6}')
+    none = read_config(tmp_path).stop_token_ids
+
+    assert several == (3, 5)
+    assert none == (3,)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    """Some editors write one."""
+    write_config(tmp_path, MAMBA2)
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+    assert read_config(tmp_path).hidden_size == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param('{"a":' * 5000 + "1" + "}" * 5000, "is nested too deep", id="deep"),
+        pytest.param('{"vocab_size": ' + "9" * 5000 + "}", "is not JSON", id="long-number"),
+        pytest.param(" " * (MAX_CONFIG_BYTES + 1), "16,777,217 bytes", id="large"),
+    ],
+)
+def test_hostile_configurations_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    """In one line, without a traceback."""
+    (tmp_path / "config.json").write_text(text)
+
+    with pytest.raises(BadInputError, match=message) as refused:
+        read_config(tmp_path)
+
+    assert len(str(refused.value)) < 500
+
+
+def test_a_fifo_is_no_configuration(tmp_path: Path) -> None:
+    """Nobody waits for a writer."""
+    os.mkfifo(tmp_path / "config.json")
+
+    with pytest.raises(BadInputError, match="not a regular file"):
+        read_config(tmp_path)
 
 
 def test_pattern_must_name_every_layer(tmp_path: Path) -> None:

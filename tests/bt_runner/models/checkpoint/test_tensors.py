@@ -81,6 +81,96 @@ def test_extra_layer_that_is_not_counted_is_refused(tmp_path: Path) -> None:
         _load(tmp_path)
 
 
+def test_layers_that_predict_further_tokens_need_not_be_counted(tmp_path: Path) -> None:
+    """They are known by the projection that only they have."""
+    written = write_tensors(tmp_path, DEEPSEEK)
+    extra = {f"model.layers.2.{name}.weight": torch.ones(2) for name in ("eh_proj", "enorm")}
+    save_file(written | extra, tmp_path / "model.safetensors")
+
+    assert set(_load(tmp_path)) == set(written)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.1.self_attn.indexer.wk.weight",
+        "model.layers.1.self_attn.indexer.k_norm.bias",
+    ],
+)
+def test_tensors_that_no_layer_uses_are_left_out(tmp_path: Path, name: str) -> None:
+    """Stored frequencies, and the indexer of a layer that shares a choice."""
+    fields = DEEPSEEK | {"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}
+    written = write_tensors(tmp_path, fields)
+    save_file(written | {name: torch.ones(2)}, tmp_path / "model.safetensors")
+
+    assert name not in written
+    assert set(_load(tmp_path)) == set(written)
+
+
+def test_a_tied_head_may_be_stored(tmp_path: Path) -> None:
+    """Where it is the embedding; another one is refused, as nobody can say which is meant."""
+    written = write_tensors(tmp_path, DEEPSEEK | {"tie_word_embeddings": True})
+    head = written["model.embed_tokens.weight"].clone()
+    save_file(written | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+
+    assert set(_load(tmp_path)) == set(written)
+
+    save_file(written | {"lm_head.weight": head + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(BadInputError, match="set tie_word_embeddings to false"):
+        _load(tmp_path)
+
+
+def test_an_older_name_of_mamba2s_embedding_is_known(tmp_path: Path) -> None:
+    """The first checkpoints were stored so."""
+    written = write_tensors(tmp_path, MAMBA2)
+    renamed = {name.replace("embeddings.", "embedding."): t for name, t in written.items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+
+    loaded = _load(tmp_path)
+
+    assert list(loaded) == list(written)
+    assert torch.equal(loaded["backbone.embeddings.weight"], written["backbone.embeddings.weight"])
+
+
+@pytest.mark.parametrize("name", ["../outside/x.safetensors", "/tmp/x.safetensors", "a/../../x"])
+def test_an_index_leads_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A name outside the folder is refused, and nothing is opened."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_tensors(folder, MAMBA2)
+    index = json.dumps({"weight_map": {"backbone.norm_f.weight": name}})
+    (folder / "model.safetensors.index.json").write_text(index)
+    monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("a file was opened"))
+
+    with pytest.raises(BadInputError, match="not a file of its folder") as refused:
+        _load(folder)
+
+    assert name in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_damaged_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    """A model with NaN would write something, and end as if all were well."""
+    written = write_tensors(tmp_path, MAMBA2)
+    written["backbone.layers.1.mixer.D"][1] = value
+    save_file(written, tmp_path / "model.safetensors")
+
+    with pytest.raises(BadInputError, match=r"layers\.1\.mixer\.D in .* holds NaN or infinity"):
+        _load(tmp_path)
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    """With what to do about it."""
+    write_config(tmp_path, MAMBA2)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+
+    with pytest.raises(BadInputError, match=r"holds pytorch_model\.bin .* save_pretrained"):
+        _load(tmp_path)
+
+
 def _without(weights: dict[str, Tensor]) -> None:
     del weights[NAME]
 

@@ -21,7 +21,7 @@ from bt_runner.execution.observer import Recorder
 from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import random_weights
-from bt_runner.processes import joined_ranks
+from bt_runner.processes import joined_ranks, told_once
 from bt_runner.scheduling.request import Request, SamplingParams
 from bt_runner.terminal.progress import progress_bar
 from bt_runner.terminal.threads import one_thread
@@ -34,6 +34,7 @@ STEPS_BETWEEN_ARRIVALS = 2
 GRAPH_SIZES = (1, 2, 4, MAX_NUM_REQS)
 
 
+@told_once()
 def run(args: argparse.Namespace) -> int:
     """Decode all prompts; return 0, or 1 where one of them does not match the reference.
 

@@ -73,9 +73,7 @@ def print_check(verdicts: Sequence[Verdict], bound: float) -> bool:
     num_ties = sum(verdict.num_near_ties for verdict in verdicts)
     largest = max(verdict.max_logit_difference for verdict in verdicts)
     for verdict in wrong:
-        print(
-            f"MISMATCH {verdict.request_id}: {verdict.difference}"
-        )
+        print(f"MISMATCH {verdict.request_id}: {verdict.difference}")
     tokens = sum(verdict.num_tokens for verdict in verdicts)
     ties = f"; {num_ties} near ties (gap below {bound:g} of the range)" if num_ties else ""
     print(

@@ -68,11 +68,12 @@ def attend(
         shared: What the nearest indexer below chose.
     """
     mla = layer.mla
-    query_latent = rms_norm(
-        scope.project(x, "q_a_proj"),
-        scope["q_a_layernorm.weight"],
-        mla.latent_norm_eps,
-    )
+    query_latent, query_name = x, "q_proj"
+    if mla.q_lora_rank is not None:
+        query_name = "q_b_proj"
+        query_latent = rms_norm(
+            scope.project(x, "q_a_proj"), scope["q_a_layernorm.weight"], mla.latent_norm_eps
+        )
     _remember(x, positions, layer, scope, cache)
     choice: Choice | None
     match layer.selection:
@@ -94,7 +95,7 @@ def attend(
     visible = torch.arange(len(cache.latent), device=x.device) <= positions[:, None]
     if choice is not None:
         visible &= choice.chosen
-    queries = scope.project(query_latent, "q_b_proj")
+    queries = scope.project(query_latent, query_name)
     heads = _attention(queries, positions, visible, mla, scope["kv_b_proj.weight"], cache)
     return scope.project(heads, "o_proj"), choice
 

@@ -126,9 +126,12 @@ def _mla(prefix: str, mla: MLA, hidden: int) -> Shapes:
         if has_bias:
             yield f"{prefix}{name}.bias", (outputs,)
 
-    yield from linear("q_a_proj", mla.q_lora_rank, hidden, mla.has_bias)
-    yield f"{prefix}q_a_layernorm.weight", (mla.q_lora_rank,)
-    yield f"{prefix}q_b_proj.weight", (mla.num_heads * mla.qk_dim, mla.q_lora_rank)
+    if mla.q_lora_rank is None:
+        yield f"{prefix}q_proj.weight", (mla.num_heads * mla.qk_dim, hidden)
+    else:
+        yield from linear("q_a_proj", mla.q_lora_rank, hidden, mla.has_bias)
+        yield f"{prefix}q_a_layernorm.weight", (mla.q_lora_rank,)
+        yield f"{prefix}q_b_proj.weight", (mla.num_heads * mla.qk_dim, mla.q_lora_rank)
     yield from linear("kv_a_proj_with_mqa", mla.kv_lora_rank + mla.rope.dim, hidden, mla.has_bias)
     yield f"{prefix}kv_a_layernorm.weight", (mla.kv_lora_rank,)
     yield (
@@ -139,7 +142,8 @@ def _mla(prefix: str, mla: MLA, hidden: int) -> Shapes:
 
 
 def _indexer(prefix: str, indexer: SelectTopK, mla: MLA, hidden: int) -> Shapes:
-    yield f"{prefix}wq_b.weight", (indexer.num_heads * indexer.head_dim, mla.q_lora_rank)
+    rank = mla.q_lora_rank or hidden
+    yield f"{prefix}wq_b.weight", (indexer.num_heads * indexer.head_dim, rank)
     yield f"{prefix}wk.weight", (indexer.head_dim, hidden)
     yield f"{prefix}k_norm.weight", (indexer.head_dim,)
     yield f"{prefix}k_norm.bias", (indexer.head_dim,)

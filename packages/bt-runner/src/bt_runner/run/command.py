@@ -23,16 +23,14 @@ from bt_runner.models.checkpoint import (
 )
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.sharding import Ranks
-from bt_runner.processes import joined_ranks
+from bt_runner.processes import joined_ranks, told_once
 from bt_runner.run.printer import InOrder
 from bt_runner.scheduling.request import SamplingParams
 from bt_runner.terminal.prompts import read_prompt_lines
 from bt_width import ContextParallel, ServingLimits
 
-MAX_NUM_REQS = 8
-MAX_NUM_BATCHED_TOKENS = 512
 
-
+@told_once()
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit code.
 
@@ -90,8 +88,8 @@ def _limits(
         )
     return ServingLimits(
         max_model_len=max_model_len,
-        max_num_reqs=MAX_NUM_REQS,
-        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        max_num_reqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
         num_speculative_tokens=args.drafts,
         context_parallel=ContextParallel(
             size=ranks.size, rank=ranks.rank, interleave=args.interleave
@@ -103,7 +101,11 @@ def _read_prompts(path: Path) -> list[str]:
     try:
         return [line.text.decode() for line in read_prompt_lines(path)]
     except UnicodeDecodeError as error:
-        raise BadInputError(f"cannot read prompts from {path}: {error}", path=str(path)) from error
+        raise BadInputError(
+            f"cannot read prompts from {path}: not UTF-8 ({error.reason} in a line, byte "
+            f"{error.start + 1})",
+            path=str(path),
+        ) from error
 
 
 def _encode(tokenizer: TextTokenizer, text: str, config: ModelConfig) -> list[int]:

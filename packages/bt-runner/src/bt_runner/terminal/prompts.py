@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bt_runner.errors import BadInputError
+from bt_runner.files import read_file
+
+MAX_PROMPT_BYTES = 2**26
+"""The largest file of prompts that is read: more text than any model's context."""
 
 
 class PromptLine(NamedTuple):
@@ -24,14 +28,9 @@ def read_prompt_lines(path: Path) -> list[PromptLine]:
     """Return the prompts of a file, at least one.
 
     Raises:
-        BadInputError: The file cannot be read, or holds no prompt.
+        BadInputError: The file cannot be read, is too large, or holds no prompt.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise BadInputError(
-            f"cannot read prompts from {path}: {error.strerror}", path=str(path)
-        ) from error
+    lines = read_file(path, max_bytes=MAX_PROMPT_BYTES, what="prompts from ").splitlines()
     prompts = [PromptLine(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise BadInputError(f"{path} holds no prompt: write one a line", path=str(path))

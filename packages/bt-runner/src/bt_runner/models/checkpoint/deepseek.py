@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bt_runner.errors import BadInputError
 from bt_runner.models.checkpoint.fields import Fields
-from bt_runner.models.checkpoint.shared import stop_tokens, tensor_names
+from bt_runner.models.checkpoint.shared import MAX_LAYERS, stop_tokens, tensor_names
 from bt_runner.models.config import (
     MLA,
     MLP,
@@ -18,6 +18,7 @@ from bt_runner.models.config import (
     TensorNames,
 )
 from bt_runner.models.layers.rope import Rope, Yarn
+from bt_width.errors import shown
 
 DEEPSEEK_FAMILIES = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
 
@@ -32,13 +33,16 @@ def deepseek_config(fields: Fields) -> ModelConfig:
     fields.only("moe_layer_freq", 1)
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", maximum=MAX_LAYERS)
     fields.only("layer_types", ["indexed_attention"] * num_layers)
     heads = fields.count("num_attention_heads")
+    # without a latent its queries come from the residual stream; an indexer's need the latent
+    is_null = "q_lora_rank" in fields and fields.raw("q_lora_rank") is None
+    has_latent = family != "deepseek_v3" or not is_null
     fields.only("num_key_value_heads", heads)
     mla = MLA(
         num_heads=heads,
-        q_lora_rank=fields.count("q_lora_rank"),
+        q_lora_rank=fields.count("q_lora_rank") if has_latent else None,
         kv_lora_rank=fields.count("kv_lora_rank"),
         nope_dim=fields.count("qk_nope_head_dim"),
         v_dim=fields.count("v_head_dim"),
@@ -84,26 +88,36 @@ def _moe(fields: Fields) -> MoE:
 
 
 def _rope(fields: Fields, *, interleaved: bool) -> Rope:
-    # newer files hold all of it in one field; older ones keep theta outside
-    scaling = fields.raw("rope_parameters") or fields.raw("rope_scaling") or {}
-    rope = Fields.of(scaling, "rope_parameters")
+    # newer files hold all of it in one field, older ones keep theta outside; of a file that has
+    # both forms transformers takes the older one, and so does whoever made it
+    scaling = fields.raw("rope_scaling") or fields.raw("rope_parameters") or {}
+    rope = Fields.of(scaling, "rope_scaling or rope_parameters")
     kind = rope.get("rope_type", str, rope.get("type", str, "default"))
     theta = rope.get("rope_theta", float, fields.get("rope_theta", float, 10_000.0))
     yarn = None
     if kind == "yarn":
         rope.only("truncate", True)
         rope.only("attention_factor")
+        original = fields.raw("original_max_position_embeddings")
+        positions = fields.count("max_position_embeddings")
+        first_positions = (
+            fields.count("original_max_position_embeddings")
+            if original is not None
+            else rope.count("original_max_position_embeddings", positions)
+        )
+        has_factor = rope.raw("factor") is not None or "factor" not in rope
         yarn = Yarn(
-            factor=rope.get("factor", float),
-            original_max_positions=rope.count("original_max_position_embeddings"),
-            beta_fast=rope.get("beta_fast", float, 32.0),
-            beta_slow=rope.get("beta_slow", float, 1.0),
+            factor=rope.get("factor", float) if has_factor else positions / first_positions,
+            original_max_positions=first_positions,
+            # 0 stands for the default, as where the field is missing
+            beta_fast=rope.get("beta_fast", float, 32.0) or 32.0,
+            beta_slow=rope.get("beta_slow", float, 1.0) or 1.0,
             mscale=rope.get("mscale", float, 0.0),
             mscale_all_dim=rope.get("mscale_all_dim", float, 0.0),
         )
     elif kind != "default":
         raise BadInputError(
-            f"rope_type {kind!r} is not built here; default and yarn are", kind=kind
+            f"rope_type {shown(kind)} is not built here; default and yarn are", kind=kind
         )
     dim = fields.count("qk_rope_head_dim")
     return Rope(dim=dim, theta=theta, interleaved=interleaved, yarn=yarn)
@@ -128,9 +142,11 @@ def _indexer_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
     kinds = fields.per_layer("indexer_types", num_layers, ("full", "shared"))
     if kinds is not None:
         return kinds
-    letters = fields.per_layer("index_topk_pattern", num_layers, ("F", "S"))
-    if letters is not None:
-        return tuple("shared" if letter == "S" else "full" for letter in letters)
+    is_list = isinstance(fields.raw("index_topk_pattern"), list)
+    known = ("full", "shared") if is_list else ("F", "S")
+    pattern = fields.per_layer("index_topk_pattern", num_layers, known)
+    if pattern is not None:
+        return tuple("shared" if kind in ("S", "shared") else "full" for kind in pattern)
     freq = fields.count("index_topk_freq", 1)
     offset = fields.get("index_skip_topk_offset", int, 2)
     return tuple(

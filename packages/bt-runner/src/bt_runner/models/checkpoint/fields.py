@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from bt_runner.errors import BadInputError
+from bt_runner.files import read_file
+from bt_width.errors import shown
+
+MAX_CONFIG_BYTES = 2**24
+"""The largest configuration that is read; published ones have some kilobytes."""
 
 Value = TypeVar("Value", bool, int, float, str)
 
@@ -21,14 +27,16 @@ class Fields:
         self._source = source
 
     @classmethod
-    def read(cls, path: Path) -> Fields:
-        """Return the fields of a file."""
+    def read(cls, path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Fields:
+        """Return the fields of a file of at most ``max_bytes``."""
+        data = read_file(path, max_bytes=max_bytes)
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise BadInputError(f"cannot read {path}: {error.strerror}", path=str(path)) from error
+            raw = json.loads(data.decode("utf-8-sig"))
+        except RecursionError:
+            raise BadInputError(f"{path} is nested too deep", path=str(path)) from None
         except ValueError as error:
-            raise BadInputError(f"{path} is not JSON: {error}", path=str(path)) from error
+            reason = str(error).splitlines()[0]
+            raise BadInputError(f"{path} is not JSON: {reason:.200}", path=str(path)) from error
         return cls.of(raw, str(path))
 
     @classmethod
@@ -43,23 +51,26 @@ class Fields:
         value = self._raw.get(name)
         if value is None:
             value = default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        if kind is float and type(value) is int:
+            value = _as_float(value)
+        is_number = not isinstance(value, float) or math.isfinite(value)
+        if not isinstance(value, kind) or (kind is int and type(value) is bool) or not is_number:
+            wanted = f"a finite {kind.__name__}" if kind is float else kind.__name__
             raise BadInputError(
-                f"{self._source}: {name} must be {kind.__name__}, and is {value!r}",
+                f"{self._source}: {name} must be {wanted}, and is {shown(self._raw.get(name))}",
                 source=self._source,
                 field=name,
                 value=value,
             )
         return value
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """Return a field that is a whole number of at least one."""
+    def count(self, name: str, default: int | None = None, *, maximum: int = 2**31 - 1) -> int:
+        """Return a field that is a whole number from 1 to ``maximum``."""
         value = self.get(name, int, default)
-        if value < 1:
+        if not 1 <= value <= maximum:
+            limit = "at least 1" if value < 1 else f"at most {maximum:,}"
             raise BadInputError(
-                f"{self._source}: {name} must be at least 1, and is {value}",
+                f"{self._source}: {name} must be {limit}, and is {shown(value)}",
                 source=self._source,
                 field=name,
                 value=value,
@@ -80,12 +91,16 @@ class Fields:
         ):
             raise BadInputError(
                 f"{self._source}: {name} must have {' or '.join(known)} for each of "
-                f"{num_layers} layers, and is {value!r}",
+                f"{num_layers} layers, and is {shown(value)}",
                 source=self._source,
                 field=name,
                 num_layers=num_layers,
             )
         return tuple(value)
+
+    def __contains__(self, name: str) -> bool:
+        """Say whether there is a field of that name, null or not."""
+        return name in self._raw
 
     def raw(self, name: str) -> object:
         """Return a field as it stands, None where it is missing."""
@@ -95,10 +110,18 @@ class Fields:
         """Refuse a field that asks for what is not built here; a missing one asks for nothing."""
         value = self._raw.get(name)
         if value is not None and value not in allowed:
-            wanted = " or ".join(repr(one) for one in allowed) or "nothing"
+            wanted = " or ".join(map(shown, allowed)) or "nothing"
             raise BadInputError(
-                f"{self._source}: {name} is {value!r}, and only {wanted} is built here",
+                f"{self._source}: {name} is {shown(value)}, and only {wanted} is built here",
                 source=self._source,
                 field=name,
                 value=value,
             )
+
+
+def _as_float(value: int) -> float:
+    """Return the nearest float; infinity where none is near."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

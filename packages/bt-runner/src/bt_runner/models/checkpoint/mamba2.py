@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bt_runner.models.checkpoint.fields import Fields
-from bt_runner.models.checkpoint.shared import stop_tokens, tensor_names
+from bt_runner.models.checkpoint.shared import MAX_LAYERS, stop_tokens, tensor_names
 from bt_runner.models.config import MambaLayer, ModelConfig, TensorNames
 
 _INFINITE = (float("inf"), {"__float__": "Infinity"})
@@ -36,7 +36,7 @@ def mamba2_config(fields: Fields) -> ModelConfig:
     return ModelConfig(
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden,
-        layers=(layer,) * fields.count("num_hidden_layers"),
+        layers=(layer,) * fields.count("num_hidden_layers", maximum=MAX_LAYERS),
         norm_eps=fields.get("layer_norm_epsilon", float, 1e-5),
         # a state has no length; the text may be as long as the loop allows
         max_positions=2**31 - 1,

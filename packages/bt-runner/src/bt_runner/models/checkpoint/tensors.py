@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bt_runner.errors import BadInputError
+from bt_runner.files import open_file
+from bt_runner.memory import require_memory
 from bt_runner.models.checkpoint.fields import Fields
-from bt_runner.models.config import ModelConfig
+from bt_runner.models.checkpoint.shared import MAX_LAYERS
+from bt_runner.models.config import AttentionLayer, ModelConfig, SelectShared
 from bt_runner.models.weights import tensor_dtype, tensor_shapes
+from bt_width.errors import shown
 
 _READ_DTYPES = ("F64", "F32", "F16", "BF16")
+_OLDER_NAMES = {"backbone.embeddings.weight": "backbone.embedding.weight"}
+_UNTIED_HEAD = "lm_head.weight"
+_OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
+_MAX_INDEX_BYTES = 2**28
+_MAX_FILES = 100_000
+_FREQUENCIES = "rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
     file: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -42,18 +55,35 @@ def load_weights(
             or hold one of another shape or of a quantized dtype; nothing is allocated then.
     """
     safetensors = _safetensors()
-    stored = _headers(safetensors, directory)
     shapes = tensor_shapes(config)
-    _check(stored, shapes, _extra_layers(directory, config), directory)
+    stored = _headers(safetensors, directory)
+    for name, older in _OLDER_NAMES.items():
+        if name in shapes and name not in stored and older in stored:
+            stored[name] = stored.pop(older)
+    _check(stored, shapes, _unused(directory, config, stored), directory)
+    num_bytes = sum(
+        math.prod(shape) * tensor_dtype(name, dtype).itemsize for name, shape in shapes.items()
+    )
+    require_memory(f"the weights in {directory}", num_bytes, device)
     weights = {}
     with ExitStack() as files:
         opened = {
             file: files.enter_context(safetensors.safe_open(file, framework="pt"))
-            for file in sorted({stored[name].file for name in shapes})
+            for file in sorted({tensor.file for tensor in stored.values()})
         }
         for name in shapes:
-            tensor = opened[stored[name].file].get_tensor(name)
+            tensor = opened[stored[name].file].get_tensor(stored[name].name)
+            _require_finite(name, tensor, directory)
             weights[name] = tensor.to(device=device, dtype=tensor_dtype(name, dtype))
+        if _UNTIED_HEAD in stored and _UNTIED_HEAD not in shapes:
+            head = opened[stored[_UNTIED_HEAD].file].get_tensor(_UNTIED_HEAD)
+            tied = opened[stored[config.names.head].file].get_tensor(stored[config.names.head].name)
+            if not torch.equal(head, tied):
+                raise BadInputError(
+                    f"{directory} ties its head to its embedding and holds another "
+                    f"{_UNTIED_HEAD}: set tie_word_embeddings to false, or leave that tensor out",
+                    name=_UNTIED_HEAD,
+                )
     return weights
 
 
@@ -71,43 +101,107 @@ def _headers(safetensors: ModuleType, directory: Path) -> dict[str, _Stored]:
     """Return where every tensor lies, its shape and its dtype, from the files' headers alone."""
     stored: dict[str, _Stored] = {}
     for file in _files(directory):
+        open_file(file).close()
         try:
             with safetensors.safe_open(file, framework="pt") as header:
                 for name in header.keys():  # noqa: SIM118 (it is not a mapping)
                     tensor = header.get_slice(name)
                     if name in stored:
                         raise BadInputError(f"{name} lies in two files of {directory}", name=name)
-                    stored[name] = _Stored(file, tuple(tensor.get_shape()), tensor.get_dtype())
+                    stored[name] = _Stored(
+                        file, name, tuple(tensor.get_shape()), tensor.get_dtype()
+                    )
         except (OSError, safetensors.SafetensorError) as error:
-            raise BadInputError(f"cannot read {file}: {error}", path=str(file)) from error
+            raise BadInputError(f"cannot read {file}: {error!s:.300}", path=str(file)) from error
     return stored
 
 
 def _files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if not index.is_file():
-        return [directory / "model.safetensors"]
-    weight_map = Fields.read(index).raw("weight_map")
+        return [_only_file(directory)]
+    weight_map = Fields.read(index, _MAX_INDEX_BYTES).raw("weight_map")
     if not isinstance(weight_map, dict):
         raise BadInputError(f"{index} has no weight_map", path=str(index))
-    return sorted({directory / str(file) for file in weight_map.values()})
+    names = set(map(str, weight_map.values()))
+    if len(names) > _MAX_FILES:
+        raise BadInputError(f"{index} names {len(names):,} files", num_files=len(names))
+    for name in names:
+        path = PurePath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name:
+            raise BadInputError(
+                f"{index} names {shown(name)}, which is not a file of its folder; nothing outside "
+                "is opened",
+                file=name,
+            )
+    return sorted(directory / name for name in names)
 
 
-def _extra_layers(directory: Path, config: ModelConfig) -> tuple[str, ...]:
-    count = Fields.read(directory / "config.json").get("num_nextn_predict_layers", int, 0)
-    return tuple(config.names.layer(len(config.layers) + extra) for extra in range(count))
+def _only_file(directory: Path) -> Path:
+    file = directory / "model.safetensors"
+    others = [name for name in _OTHER_FORMATS if (directory / name).is_file()]
+    if others and not file.exists():
+        raise BadInputError(
+            f"{directory} holds {others[0]} and no model.safetensors, and only safetensors are "
+            "read: load it with transformers and write it anew with save_pretrained",
+            path=str(directory),
+        )
+    return file
+
+
+def _unused(directory: Path, config: ModelConfig, stored: Mapping[str, _Stored]) -> _Unused:
+    """Return which tensors may be there although the model has no use for them."""
+    names = config.names
+    # layers that predict further tokens follow on the model's own
+    fields = Fields.read(directory / "config.json")
+    count = min(fields.get("num_nextn_predict_layers", int, 0), MAX_LAYERS)
+    first = last = len(config.layers)
+    while last < first + count or f"{names.layer(last)}eh_proj.weight" in stored:
+        last += 1
+    prefixes = [names.layer(index) for index in range(first, last)]
+    # a layer that shares a choice may be stored with the indexer that it does not run
+    prefixes += [
+        f"{names.layer(index)}self_attn.indexer."
+        for index, layer in enumerate(config.layers)
+        if isinstance(layer, AttentionLayer) and isinstance(layer.selection, SelectShared)
+    ]
+    return _Unused(tuple(prefixes), frozenset({_UNTIED_HEAD} - {names.head}))
+
+
+class _Unused(NamedTuple):
+    """Tensors that are left where they are.
+
+    Attributes:
+        prefixes: What their names may begin with.
+        names: Whole names.
+    """
+
+    prefixes: tuple[str, ...]
+    names: frozenset[str]
+
+    def holds(self, name: str) -> bool:
+        """Say whether ``name`` is one of them; frequencies are computed, whatever is stored."""
+        return name.startswith(self.prefixes) or name in self.names or name.endswith(_FREQUENCIES)
+
+
+def _require_finite(name: str, tensor: Tensor, directory: Path) -> None:
+    # a sum is not finite where one of its terms is not
+    if not tensor.sum(dtype=torch.float64).isfinite():
+        raise BadInputError(
+            f"{name} in {directory} holds NaN or infinity: the checkpoint is damaged", name=name
+        )
 
 
 def _check(
     stored: Mapping[str, _Stored],
     shapes: Mapping[str, tuple[int, ...]],
-    extra_layers: tuple[str, ...],
+    unused: _Unused,
     directory: Path,
 ) -> None:
     missing = [name for name in shapes if name not in stored]
     if missing:
         raise BadInputError(f"{directory} lacks {_first_and_count(missing)}", names=missing)
-    unknown = [name for name in stored if name not in shapes and not name.startswith(extra_layers)]
+    unknown = [name for name in stored if name not in shapes and not unused.holds(name)]
     if unknown:
         raise BadInputError(
             f"{directory} holds {_first_and_count(unknown)}, which its configuration does not "

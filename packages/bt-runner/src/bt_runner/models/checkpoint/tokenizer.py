@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bt_runner.errors import BadInputError
+from bt_runner.files import open_file
+from bt_width.errors import shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,8 +23,26 @@ class TextTokenizer:
         self._tokenizer = tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with what the tokenizer adds at its start."""
-        return list(self._tokenizer.encode(text).ids)
+        """Return the tokens of a text, with what the tokenizer adds at its start.
+
+        Raises:
+            BadInputError: The text is no Unicode text, or the tokenizer has no token for a part
+                of it and none that stands for what is unknown.
+        """
+        try:
+            text.encode()
+            return list(self._tokenizer.encode(text).ids)
+        except UnicodeEncodeError as error:
+            place = error.start
+            raise BadInputError(
+                f"the text is not valid Unicode: character {place + 1} is {text[place]!a}, "
+                "half of a pair; is it encoded as the terminal says?",
+                position=place,
+            ) from error
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise BadInputError(
+                f"the tokenizer cannot turn {shown(text)} into tokens: {error!s:.300}"
+            ) from error
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of tokens, without special ones."""
@@ -70,8 +90,9 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
         BadInputError: There is no ``tokenizer.json``, it is broken, or the extra is not installed.
     """
     path = directory / "tokenizer.json"
-    if not path.is_file():
+    if not path.exists():
         raise BadInputError(f"{directory} has no tokenizer.json", path=str(path))
+    open_file(path).close()
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -82,4 +103,4 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
     try:
         return TextTokenizer(Tokenizer.from_file(str(path)))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise BadInputError(f"cannot read {path}: {error}", path=str(path)) from error
+        raise BadInputError(f"cannot read {path}: {error!s:.300}", path=str(path)) from error

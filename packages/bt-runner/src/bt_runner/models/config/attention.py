@@ -55,7 +55,7 @@ class MLA:
 
     Attributes:
         num_heads: Query heads; all share one cached latent and one cached rotary key.
-        q_lora_rank: Width of the query's latent.
+        q_lora_rank: Width of the query's latent; None where heads are projected directly.
         kv_lora_rank: Width of the cached latent.
         nope_dim: Dimensions of a head without position.
         v_dim: Dimensions of a head's value.
@@ -65,7 +65,7 @@ class MLA:
     """
 
     num_heads: int
-    q_lora_rank: int
+    q_lora_rank: int | None
     kv_lora_rank: int
     nope_dim: int
     v_dim: int

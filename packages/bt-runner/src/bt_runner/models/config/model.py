@@ -10,6 +10,9 @@ from bt_runner.models.config.attention import MLA, Selection, SelectShared, Sele
 from bt_runner.models.config.feed_forward import MLP, MoE
 from bt_runner.models.config.mamba2 import MambaLayer
 
+MAX_EXPERTS = 2**20
+"""Experts of a model beyond which a number is taken for a slip: each has three tensors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
@@ -18,6 +21,11 @@ class AttentionLayer:
     mla: MLA
     selection: Selection
     feed_forward: MLP | MoE
+
+    def __post_init__(self) -> None:
+        """Refuse an indexer without the latent that its queries are projected from."""
+        if isinstance(self.selection, SelectTopK) and self.mla.q_lora_rank is None:
+            raise BadInputError("an indexer needs the latent of the queries: set q_lora_rank")
 
 
 LayerConfig = AttentionLayer | MambaLayer
@@ -70,6 +78,16 @@ class ModelConfig:
         require_kind("layers", self.layers, tuple)
         for index, layer in enumerate(self.layers):
             require_kind(f"layer {index}", layer, AttentionLayer, MambaLayer)
+        num_experts = sum(
+            layer.feed_forward.num_experts
+            for layer in self.layers
+            if isinstance(layer, AttentionLayer) and isinstance(layer.feed_forward, MoE)
+        )
+        if num_experts > MAX_EXPERTS:
+            raise BadInputError(
+                f"{num_experts:,} experts in all layers together are more than {MAX_EXPERTS:,}",
+                num_experts=num_experts,
+            )
         has_choice = False
         for index, layer in enumerate(self.layers):
             if isinstance(layer, AttentionLayer):

@@ -17,7 +17,8 @@ class Projected(NamedTuple):
     """A step's tokens, ready for attention.
 
     Attributes:
-        query_latent: ``[T, q_lora_rank]``, which the indexer reads too.
+        query_latent: ``[T, q_lora_rank]``, which the indexer reads too; the hidden states
+            where queries have no latent.
         query: ``[T, H, kv_lora_rank + rope]``, absorbed.
         row: ``[T, kv_lora_rank + rope]``, what the cache keeps.
     """
@@ -45,9 +46,11 @@ class LatentProjections:
     def project(self, hidden: Tensor, rotation: Rotation) -> Projected:
         """Return queries and cache rows of ``hidden`` [T, hidden], after the layer's norm."""
         config = self.config
-        latent = self._linear("q_a_proj", hidden)
-        latent = rms_norm(latent, self._weight("q_a_layernorm"), config.latent_norm_eps)
-        heads = self._linear("q_b_proj", latent).view(-1, config.num_heads, config.qk_dim)
+        latent, name = hidden, "q_proj"
+        if config.q_lora_rank is not None:
+            latent, name = self._linear("q_a_proj", hidden), "q_b_proj"
+            latent = rms_norm(latent, self._weight("q_a_layernorm"), config.latent_norm_eps)
+        heads = self._linear(name, latent).view(-1, config.num_heads, config.qk_dim)
         plain, turning = heads.split_with_sizes([config.nope_dim, config.rope.dim], dim=-1)
         absorbed = torch.einsum("thn,hnr->thr", plain, self._up_key)
         kept, key = self._linear("kv_a_proj_with_mqa", hidden).split_with_sizes(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bt_runner.errors import BadInputError
+from bt_width.errors import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,17 @@ class Yarn:
     beta_slow: float = 1.0
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that frequencies cannot be divided by, or that have no logarithm."""
+        for name in ("factor", "original_max_positions", "beta_fast", "beta_slow"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise BadInputError(
+                    f"YaRN's {name} must be above 0 and finite, and is {shown(value)}",
+                    field=name,
+                    value=value,
+                )
 
     @property
     def rotation_scale(self) -> float:
@@ -77,10 +89,16 @@ class Rope:
     yarn: Yarn | None = None
 
     def __post_init__(self) -> None:
-        """Refuse dimensions that do not make pairs."""
+        """Refuse dimensions that do not make pairs, and bases that have no powers."""
         if self.dim < 2 or self.dim % 2:
             raise BadInputError(
                 f"{self.dim} dimensions cannot be rotated in pairs", rope_dim=self.dim
+            )
+        if not 0 < self.theta < math.inf or (self.yarn is not None and self.theta == 1):
+            raise BadInputError(
+                f"rope_theta must be above 0 and finite, and not 1 with YaRN; it is "
+                f"{shown(self.theta)}",
+                theta=self.theta,
             )
 
     @property
