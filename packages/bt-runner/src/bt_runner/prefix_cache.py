@@ -289,14 +289,19 @@ class PrefixCache:
                 ids = row_of(index)[kept[0] : kept[-1] + 1]
                 group.pool.register(ids, [hashes.at((block + 1) * size) for block in kept])
 
-    def chunk_end(self, num_computed: int, num_tokens: int) -> int:
-        """Return where a chunk of at most ``num_tokens`` tokens should end.
+    def chunk_ends(
+        self, num_computed: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Return where chunks of at most ``num_tokens`` more tokens should end.
 
-        Where a group keeps states, that is the last place in reach that a hit can end at.
+        Where a group keeps states, that is the last place in reach that a hit can end at:
+        what ``layout.chunk_end`` says, for all groups at once.
         """
-        end = num_computed + num_tokens
-        boundary = _down_to(end, self.unit)
-        return boundary if self._keeps_states and boundary > num_computed else end
+        ends = num_computed + num_tokens
+        if not self._keeps_states:
+            return ends
+        boundaries = ends - ends % self.unit
+        return np.where(boundaries > num_computed, boundaries, ends)
 
     def count_hit(self, num_tokens: int, *, is_again: bool) -> None:
         """Count a hit whose request runs; ``is_again`` where it came back from preemption."""
