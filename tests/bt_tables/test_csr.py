@@ -11,7 +11,7 @@ import torch
 from tests.support.tables import batch_of, on_twin_and_kernel, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables
-from bt_tables._launch.executor import Executor
+from bt_tables.devices import Executor
 from bt_width import (
     PAD_SLOT,
     AttentionSpec,

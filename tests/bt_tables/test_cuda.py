@@ -84,7 +84,7 @@ def test_a_step_past_the_depth_waits_for_the_device() -> None:
 def test_packets_lie_in_pinned_memory() -> None:
     tables = StagedBlockTables(plan_groups(LIMITS, SPEC), device=DEVICE)
 
-    assert all(packet._host.is_pinned() for packet in tables._engine.ring._packets)
+    assert all(packet._host.is_pinned() for packet in tables._rows._ring._packets)
 
 
 def test_nothing_is_compiled_after_the_warmup() -> None:
@@ -166,8 +166,8 @@ def test_rebind_on_the_device_restores_facts_and_tails() -> None:
     tables = StagedBlockTables(plan_groups(LIMITS, SPEC), device=DEVICE)
     tables.append_block_ids(0, [[5, 6]])
     tables.step(batch_of([0]))
-    storage = tables._engine.storage
-    storage.groups.fill_(-1)
+    storage = tables._storage
+    storage.device_groups.fill_(-1)
     storage.batch.fill_(9)
     storage.slots.fill_(9)
     storage.table(storage.rows, 0)[:, 2:] = 9

@@ -44,7 +44,7 @@ def test_i5_a_table_may_start_past_2_to_31_elements(tmp_path: Path) -> None:
         plan_groups(limits, AttentionSpec(block_size=8)), device=InterpretedExecutor()
     )
     far = 2**31 + 64
-    storage = tables._engine.storage
+    storage = tables._storage
     size = far + storage.rows.numel()
     storage.rows = torch.from_file(str(tmp_path / "rows"), True, size, dtype=torch.int32)
     storage.facts = tuple(facts._replace(table_at=far) for facts in storage.facts)

@@ -11,7 +11,7 @@ from tests.support.executors import CheckedExecutor
 from tests.support.tables import columns, on_twin_and_kernel, plan_groups
 
 from bt_tables import MultiGroupBlockTable
-from bt_tables._launch.executor import Executor
+from bt_tables.devices import Executor
 from bt_width import (
     PAD_SLOT,
     AttentionSpec,
@@ -232,10 +232,10 @@ def test_rebind_brings_every_row_back_from_the_host() -> None:
     tables.append_row([[5, 6]], 0)
     tables.append_row([[7]], 2)
     tables.commit(3)
-    storage = tables._engine.storage
+    storage = tables._storage
     storage.rows.fill_(123)
     storage.slots.fill_(123)
-    storage.groups.fill_(-1)
+    storage.device_groups.fill_(-1)
 
     tables.rebind()
     tables.commit(3)

@@ -167,11 +167,11 @@ class StagedMachine(RuleBasedStateMachine):
     @rule(rebind=st.booleans())
     def write_over_what_was_returned(self, rebind: bool) -> None:
         for table in self.tables:
-            storage = table._engine.storage
+            storage = table._storage
             storage.batch.fill_(POISON)
             storage.slots.fill_(POISON)
             if rebind:
-                storage.groups.fill_(POISON)
+                storage.device_groups.fill_(POISON)
                 table.rebind()
             else:
                 table.invalidate()
@@ -271,10 +271,10 @@ class BatchOrderMachine(RuleBasedStateMachine):
 
     @rule(rebind=st.booleans(), num_reqs=st.integers(0, max_num_reqs))
     def write_over_what_was_returned(self, rebind: bool, num_reqs: int) -> None:
-        storage = self.table._engine.storage
+        storage = self.table._storage
         storage.rows.fill_(POISON)
         if rebind:
-            storage.groups.fill_(POISON)
+            storage.device_groups.fill_(POISON)
             self.table.rebind()
         else:
             self.table.invalidate()

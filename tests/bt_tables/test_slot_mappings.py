@@ -11,7 +11,7 @@ from tests.support.poison import POISON, misaligned
 from tests.support.tables import batch_of, on_twin_and_kernel, plan_groups, slots_of_row
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
-from bt_tables._launch.executor import Executor
+from bt_tables.devices import Executor
 from bt_width import (
     PAD_SLOT,
     AttentionSpec,
@@ -230,7 +230,7 @@ def test_slots_past_the_real_tokens_are_padding_to_the_end(executor_class: Execu
 
     whole = tables.dummy_slot_mappings(0)
     assert whole.shape == (1, 0)
-    everything = tables._engine.storage.slot_mappings(300)
+    everything = tables._storage.slot_mappings(300)
     assert (everything == PAD_SLOT).all()
 
 
@@ -243,7 +243,7 @@ def test_tokens_past_the_padded_count_are_not_mapped(executor_class: ExecutorCla
 
     tables.step(batch_of([0], [range(6)], num_tokens_padded=4))
 
-    everything = tables._engine.storage.slot_mappings(8)
+    everything = tables._storage.slot_mappings(8)
     assert everything.tolist() == [[16, 17, 18, 19, -1, -1, -1, -1]]
 
 

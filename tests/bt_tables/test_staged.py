@@ -13,8 +13,8 @@ from tests.support.poison import POISON
 from tests.support.tables import batch_of, columns, on_twin_and_kernel, plan_groups
 
 from bt_tables import StagedBlockTables, StepBatch
-from bt_tables._launch.executor import Executor, StepLaunch
-from bt_tables._launch.storage import Storage
+from bt_tables.devices import Executor, StepLaunch
+from bt_tables._storage import Storage
 from bt_width import (
     PAD_SLOT,
     AttentionSpec,
@@ -306,8 +306,8 @@ def test_rebind_restores_facts_and_nulls_what_is_no_block(
     tables.append_block_ids(2, [[8], []])
     tables.null_prefix(0, 0, 1)
     tables.apply_staged_writes()
-    storage = tables._engine.storage
-    storage.groups.fill_(-1)
+    storage = tables._storage
+    storage.device_groups.fill_(-1)
     storage.batch.fill_(POISON)
     storage.slots.fill_(POISON)
     first, second = (storage.table(storage.rows, group) for group in (0, 1))
@@ -353,7 +353,7 @@ def test_h7_addresses_and_strides_never_change() -> None:
 def test_every_table_starts_on_256_bytes() -> None:
     limits = ServingLimits(max_model_len=37, max_num_reqs=3, max_num_batched_tokens=5)
     spec = AttentionSpec(block_size=1, token_alignment=None)
-    storage = StagedBlockTables(plan_groups(limits, spec, spec, spec), device="cpu")._engine.storage
+    storage = StagedBlockTables(plan_groups(limits, spec, spec, spec), device="cpu")._storage
 
     for group in range(3):
         offset = storage.table(storage.batch, group).storage_offset()
@@ -367,7 +367,7 @@ def test_dummy_batches_leave_the_rows_of_requests_alone(executor_class: Executor
     tables = one_group(executor_class())
     tables.append_block_ids(2, [[5, 6]])
     before = tables.step(batch_of([2], [[3]]))
-    storage = tables._engine.storage
+    storage = tables._storage
     rows, expected = storage.rows.clone(), before.block_tables[0].clone()
 
     (dummy,) = tables.dummy_block_tables(6)
@@ -398,7 +398,7 @@ def test_a_refused_stage_changes_nothing_for_any_group() -> None:
     with pytest.raises(InvalidEditError, match="no count"):
         tables.stage(rows, np.array([[1, 1], [3, -1]], np.int32), good)
     tables.apply_staged_writes()
-    assert not tables._engine.storage.rows.any()
+    assert not tables._storage.rows.any()
 
     tables.stage(rows, counts, good)
     first, second = tables.gather_block_tables(rows, 2)
@@ -415,7 +415,7 @@ def test_repeats_in_one_call_that_overflow_together_are_refused_together() -> No
         tables.stage(rows, counts, np.ones(41, np.int32))
     tables.apply_staged_writes()
 
-    assert not tables._engine.storage.rows.any()
+    assert not tables._storage.rows.any()
 
 
 @pytest.mark.parametrize(
@@ -546,12 +546,12 @@ def test_a_refused_batch_leaves_the_tables_as_they_were(
     tables.append_block_ids(0, [[3]])
     tables.step(batch_of([0], [[0]]))
     tables.append_block_ids(0, [[4]])
-    seen = tables._engine.storage.batch.clone()
+    seen = tables._storage.batch.clone()
 
     with pytest.raises(error):
         tables.step(batch)
 
-    assert torch.equal(tables._engine.storage.batch, seen)
+    assert torch.equal(tables._storage.batch, seen)
     found = tables.step(batch_of([0], [[17]]))
     assert columns(found.block_tables[0], 0, 2) == [3, 4]
     assert found.slot_mappings.tolist() == [[65]]
@@ -604,9 +604,9 @@ def test_rebind_keeps_what_memory_kept_and_clears_the_rest() -> None:
     tables.append_block_ids(0, [[5, 6, 7]])
     tables.null_prefix(0, 0, 1)
     tables.step(batch_of([0]))
-    storage = tables._engine.storage
-    address = storage.groups.data_ptr()
-    storage.groups.fill_(-1)
+    storage = tables._storage
+    address = storage.device_groups.data_ptr()
+    storage.device_groups.fill_(-1)
     storage.batch.fill_(123)
     storage.slots.fill_(123)
     storage.table(storage.rows, 0)[:, 3:] = 123
@@ -616,7 +616,7 @@ def test_rebind_keeps_what_memory_kept_and_clears_the_rest() -> None:
     tables.append_block_ids(0, [[8]])
     found = tables.step(batch_of([0], [[17, 48]], num_reqs_padded=6, num_tokens_padded=64))
 
-    assert storage.groups.data_ptr() == address
+    assert storage.device_groups.data_ptr() == address
     assert columns(found.block_tables[0], 0, 4) == [0, 6, 7, 8]
     assert not found.block_tables[0][1:].any()
     assert found.slot_mappings[0].tolist() == [97, 128] + [PAD_SLOT] * 62

@@ -8,7 +8,7 @@ from tests.support.executors import CheckedExecutor, InterpretedExecutor
 from tests.support.tables import batch_of, columns, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables
-from bt_tables._launch.executor import CsrLaunch
+from bt_tables.devices import CsrLaunch
 from bt_width import AttentionSpec, MambaSpec, ServingLimits
 
 pytestmark = pytest.mark.fast

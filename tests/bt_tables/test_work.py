@@ -10,7 +10,7 @@ from tests.support.executors import CheckedExecutor, Counts
 from tests.support.tables import batch_of, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
-from bt_tables._launch.engine import MAX_COLUMN_PROGRAMS
+from bt_tables._rows import MAX_COLUMN_PROGRAMS
 from bt_width import AttentionSpec, MambaSpec, ServingLimits
 
 REQUESTS = 256

@@ -11,9 +11,8 @@ import torch
 from tests.support.interpreted import shuffled_programs
 from tests.support.poison import Guarded, guarded
 
-from bt_tables._launch.executor import CsrLaunch, Fence, StepLaunch
-from bt_tables._launch.storage import Storage
-from bt_tables.devices import CpuExecutor
+from bt_tables._storage import Storage
+from bt_tables.devices import CpuExecutor, CsrLaunch, Fence, StepLaunch
 from bt_tables.reference.fused_step import fused_step, step_work
 
 
@@ -29,6 +28,10 @@ class GuardedExecutor(CpuExecutor):
         memory = guarded(size, dtype)
         self._guarded.append(memory)
         return memory.inner
+
+    def full(self, size: int, dtype: torch.dtype, value: int) -> torch.Tensor:
+        """Return guarded device memory."""
+        return self.empty(size, dtype).fill_(value)
 
     def host_ints(self, size: int) -> torch.Tensor:
         """Return poisoned host memory."""
@@ -101,12 +104,10 @@ def check_no_race(
         Elements of rows and batch rows that it writes.
     """
     work = step_work(storage, packet.numpy(), starts.numpy(), positions.numpy())
-    written = [work.rows.places, work.batch.places]
-    if storage.batch is storage.rows:
-        written = [np.concatenate(written)]
-    for places in (*written, work.slots.places):
+    for places in (work.rows.places, work.batch.places, work.slots.places):
         assert len(np.unique(places)) == len(places), "a launch writes a place twice"
-    assert not np.intersect1d(written[0], work.rows_read).size, "a launch reads what it writes"
+    rows_written = work.rows.places
+    assert not np.intersect1d(rows_written, work.rows_read).size, "a launch reads what it writes"
     return len(work.rows.places) + len(work.batch.places)
 
 
@@ -172,6 +173,10 @@ class LateExecutor(CpuExecutor):
         """Return a fence that runs the queue up to its mark."""
         return _LateFence(self)
 
+    def synchronize(self) -> None:
+        """Run all that waits, unless fences are broken."""
+        self.wait(self.mark())
+
     def step_launch(self, storage: Storage) -> StepLaunch:
         """Return a launch that queues the twin."""
         inner = super().step_launch(storage)
@@ -188,9 +193,13 @@ class LateExecutor(CpuExecutor):
         inner = super().csr_launch()
 
         def launch(
-            table: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor, per_column: int
+            table: torch.Tensor,
+            indptr: torch.Tensor,
+            indices: torch.Tensor,
+            num_indices: int,
+            per_column: int,
         ) -> None:
-            self._queue.append(lambda: inner(table, indptr, indices, per_column))
+            self._queue.append(lambda: inner(table, indptr, indices, num_indices, per_column))
 
         return launch
 

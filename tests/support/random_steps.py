@@ -12,7 +12,7 @@ from tests.support.random_tables import RandomBatch, random_batch, random_ids, r
 from tests.support.table_model import TableModel
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
-from bt_tables._launch.executor import Executor
+from bt_tables.devices import Executor
 from bt_width import BlockTableLayout
 
 
@@ -27,10 +27,10 @@ class Gaps:
 
     def __init__(self, tables: StagedBlockTables | MultiGroupBlockTable) -> None:
         """Plant a canary in every gap."""
-        storage = tables._engine.storage
-        tables_at = [facts.table_at for facts in storage.facts]
-        slots_at = [facts.slots_at for facts in storage.facts]
-        sizes = [storage.num_rows * facts.width for facts in storage.facts]
+        storage = tables._storage
+        tables_at = [group.table_at for group in storage.groups]
+        slots_at = [group.slots_at for group in storage.groups]
+        sizes = [storage.num_rows * group.addressing.width for group in storage.groups]
         self._flats = (storage.rows, storage.batch, storage.slots)
         self._masks = (
             _outside(storage.rows, tables_at, sizes),
@@ -164,7 +164,7 @@ def check_tables(
     tables: StagedBlockTables | MultiGroupBlockTable, model: TableModel, rows: Sequence[int]
 ) -> None:
     """Every column of every batch row, tails and rows past the batch included."""
-    held = tables._engine.storage.block_tables(model.limits.max_num_reqs)
+    held = tables._storage.block_tables(model.limits.max_num_reqs)
     for group in range(len(model.layouts)):
         assert torch.equal(held[group].cpu(), model.table(rows, group))
 
@@ -176,7 +176,7 @@ def check_slots(
     batch: RandomBatch,
 ) -> None:
     """Every slot of every group, to the end of the buffer."""
-    slots = tables._engine.storage.slot_mappings(model.limits.max_num_batched_tokens)
+    slots = tables._storage.slot_mappings(model.limits.max_num_batched_tokens)
     for group in range(len(model.layouts)):
         expected = model.slots(rows, batch.starts, batch.positions, group, batch.num_tokens_padded)
         assert slots[group].tolist() == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bt_tables.triton_support import jit, tl
 
 
-@jit(any_value=("values_ptr", "size"))
+@jit
 def add_one_kernel(
     values_ptr: tl.tensor,  # [size] int32
     size: tl.tensor,
@@ -17,7 +17,7 @@ def add_one_kernel(
     tl.store(values_ptr + index, tl.load(values_ptr + index, mask=mask, other=0) + 1, mask=mask)
 
 
-@jit()
+@jit
 def racy_sum_kernel(
     values_ptr: tl.tensor,  # [programs + 1] int32
 ) -> None:

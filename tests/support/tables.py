@@ -10,7 +10,7 @@ import torch
 from tests.support.executors import CheckedExecutor, InterpretedExecutor
 
 from bt_tables import StagedBlockTables, StepBatch
-from bt_tables._launch.executor import Executor
+from bt_tables.devices import Executor
 from bt_width import BlockTableLayout, CacheSpec, ServingLimits
 
 on_twin_and_kernel = pytest.mark.parametrize(

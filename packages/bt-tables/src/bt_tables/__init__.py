@@ -4,8 +4,7 @@ from .cache import kernel_block_view, kv_cache_shape, state_slots, write_states
 from .csr import CsrTable
 from .multi_group import MultiGroupBlockTable
 from .sanitizer import BlockTableSanitizer
-from .staged import StagedBlockTables
-from .step import StepBatch, StepTables
+from .staged import StagedBlockTables, StepBatch, StepTables
 
 __version__ = "0.1.0"
 

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ._launch.arrays import INT32, HostArray, flatten_ids, host_array, int_between
-from ._launch.tokens import NO_TOKENS, read_tokens
-from ._rows.device_rows import DeviceRows
+from ._checks import INT32, NO_TOKENS, HostArray, host_array, read_tokens
 from .base import BlockTables
-from .step import StepBatch, StepTables
 
 _NO_REQUESTS = np.empty(0, np.int32)
+
+
+class StepBatch(NamedTuple):
+    """The batch of a step.
+
+    Attributes:
+        idx_mapping: Row of each request, [N] int32 on the host; -1 is padding.
+        query_start_loc: First token of each request and the end of the last, [N + 1]
+            int32, on the host or the device; it begins with 0 and never falls, and may be
+            padded with its end.
+        positions: Place of each token in its request, int64, on the host or the device.
+        num_reqs_padded: Rows of the returned tables.
+        num_tokens_padded: Slots of the returned mappings.
+    """
+
+    idx_mapping: HostArray
+    query_start_loc: HostArray
+    positions: HostArray
+    num_reqs_padded: int
+    num_tokens_padded: int
+
+
+class StepTables(NamedTuple):
+    """What a step left on the device, in views of storage that never moves.
+
+    Attributes:
+        block_tables: Of each group, [num_reqs_padded, W] int32.
+        slot_mappings: [G, num_tokens_padded] int64.
+    """
+
+    block_tables: tuple[torch.Tensor, ...]
+    slot_mappings: torch.Tensor
 
 
 class StagedBlockTables(BlockTables):
@@ -26,14 +56,13 @@ class StagedBlockTables(BlockTables):
     stays true until the next one: a batch row that holds its request's whole row is
     extended in place.
 
-    A call that raises has staged nothing, for any group.
+    A call that raises has staged nothing, for any group, also where a signal interrupted
+    it: an edit is there as a whole or not at all, and a launch that did not end is made
+    anew by the next one.
+
+    One table belongs to one thread at a time: calls from two threads need a lock around
+    them. Tables of different threads have nothing in common.
     """
-
-    _rows_are_batch = False
-    _rows: DeviceRows
-
-    def _make_rows(self) -> DeviceRows:
-        return DeviceRows(self._engine, self._records, self._checks)
 
     def append_block_ids(
         self, row: int, block_ids: Sequence[Sequence[int]], *, overwrite: bool = False
@@ -49,15 +78,8 @@ class StagedBlockTables(BlockTables):
             InvalidEditError: The row or an id is bad, or a group has no sequence.
             RowOverflowError: The row would hold more than it can.
         """
-        counts, ids = flatten_ids(block_ids, self._records.num_groups)
         row = self._checks.row(row)
-        self._checks.ids(ids, counts)
-        self._rows.edits.stage(
-            np.array([row], np.int32),
-            counts.astype(np.int32)[None],
-            ids.astype(np.int32),
-            overwrite=overwrite,
-        )
+        self._rows.append(row, block_ids, replace=bool(overwrite), named=row)
 
     def stage(
         self, rows: HostArray, counts: HostArray, ids: HostArray, *, overwrite: bool = False
@@ -75,25 +97,61 @@ class StagedBlockTables(BlockTables):
             RowOverflowError: A row would hold more than it can.
             WidthMismatchError: A dtype or shape is wrong, or an array is not on the host.
         """
-        self._rows.edits.stage(
-            host_array("rows", rows, INT32, 1),
-            host_array("counts", counts, INT32, 2),
-            host_array("ids", ids, INT32, 1),
-            overwrite=overwrite,
-        )
+        rows = host_array("rows", rows, INT32, 1)
+        counts = host_array("counts", counts, INT32, 2)
+        ids = host_array("ids", ids, INT32, 1)
+        self._checks.shapes(rows, counts, ids)
+        index = self._checks.rows(rows)
+        self._rows.stage(index, counts, ids, replace=bool(overwrite), named=rows)
 
     def clear_row(self, row: int) -> None:
         """Take all blocks from a row.
 
         Raises:
-            InvalidEditError: There is no such row.
+            InvalidEditError: ``row`` is not in 0..max_num_reqs - 1.
         """
-        self.append_block_ids(row, ((),) * self._records.num_groups, overwrite=True)
+        row = self._checks.row(row)
+        self._rows.append(row, ((),) * len(self.layouts), replace=True, named=row)
+
+    def null_prefix(self, row: int, group: int, num_blocks: int) -> None:
+        """Null a row's first blocks until it is replaced or cleared.
+
+        Args:
+            row: The row.
+            group: The cache group.
+            num_blocks: Blocks from the start of the row, in total; fewer than an earlier
+                call said change nothing.
+
+        Raises:
+            InvalidEditError: The row, the group or the count is out of its range.
+            RowOverflowError: The row holds fewer blocks (``num_blocks`` says how many).
+        """
+        row, group = self._checks.row(row), self._checks.group(group)
+        self._rows.null_prefix(row, group, num_blocks, named=row)
+
+    def num_blocks(self, row: int, group: int) -> int:
+        """Return how many blocks a row holds in a group, staged and null ones included.
+
+        Raises:
+            InvalidEditError: The row or the group is out of its range.
+        """
+        row, group = self._checks.row(row), self._checks.group(group)
+        return self._rows.held(row)[group]
+
+    def rows(self, group: int) -> torch.Tensor:
+        """Return all rows of a group as the device holds them, [max_num_reqs, W] int32.
+
+        For debugging: a read-only view that disturbs neither the batch nor what is staged,
+        of which it shows nothing before a launch.
+
+        Raises:
+            InvalidEditError: ``group`` is out of its range.
+        """
+        return self._storage.table(self._storage.rows, self._checks.group(group))
 
     def apply_staged_writes(self) -> None:
         """Carry out what is staged, in rows and in the batch rows that mirror them."""
-        if self.layouts:
-            self._rows.run(None, _NO_REQUESTS, None)
+        self._rows.launch(None, _NO_REQUESTS, None)
 
     def gather_block_tables(
         self, idx_mapping: HostArray, num_reqs_padded: int
@@ -109,10 +167,9 @@ class StagedBlockTables(BlockTables):
             WidthMismatchError: ``idx_mapping`` is no int32 vector on the host.
         """
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
-        num_reqs = self._padded_reqs(num_reqs_padded, len(requests))
-        if self.layouts:
-            self._rows.run(requests, requests, None)
-        return self._engine.storage.block_tables(num_reqs)
+        num_reqs = self._checks.num_reqs("num_reqs_padded", num_reqs_padded, len(requests))
+        self._rows.launch(requests, requests, None)
+        return self._storage.block_tables(num_reqs)
 
     def compute_slot_mappings(
         self,
@@ -125,40 +182,39 @@ class StagedBlockTables(BlockTables):
 
         Args:
             idx_mapping: Row of each request, [N] int32 on the host; -1 is padding.
-            query_start_loc: [N + 1] int32; the real tokens end at the last element.
+            query_start_loc: [N + 1] int32; the real tokens end at the last element. It begins
+                with 0 and never falls, and may be padded with its end.
             positions: Place of each token in its request, int64.
             num_tokens_padded: Slots to return; those past the real tokens are ``PAD_SLOT``.
 
         Raises:
-            InvalidEditError: A row or the padded count is bad, or positions are missing.
+            InvalidEditError: A row, a start or the padded count is bad, or positions are
+                missing.
             WidthMismatchError: A tensor's dtype, shape, stride or device is wrong.
         """
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
-        int_between("the number of requests", len(requests), 0, self._max_reqs)
-        num_tokens = self._padded_tokens(num_tokens_padded)
-        tokens = read_tokens(
-            query_start_loc, positions, len(requests), num_tokens, self._engine.device
-        )
-        if self.layouts:
-            self._checks.requests(requests)
-            self._rows.run(None, requests, tokens)
-        return self._engine.storage.slot_mappings(num_tokens)
+        self._checks.num_reqs("the number of requests", len(requests))
+        num_tokens = self._checks.num_tokens("num_tokens_padded", num_tokens_padded)
+        tokens = read_tokens(query_start_loc, positions, len(requests), num_tokens, self.device)
+        self._checks.requests(requests)
+        self._rows.launch(None, requests, tokens)
+        return self._storage.slot_mappings(num_tokens)
 
     def step(self, batch: StepBatch) -> StepTables:
         """Apply, gather and map in one copy and one launch.
 
         Raises:
-            InvalidEditError: A row or a padded count is bad, or positions are missing.
+            InvalidEditError: A row, a start or a padded count is bad, or positions are
+                missing.
             WidthMismatchError: A tensor's dtype, shape, stride or device is wrong.
         """
         idx_mapping, starts, positions, num_reqs, num_tokens = batch
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
-        num_reqs = self._padded_reqs(num_reqs, len(requests))
-        num_tokens = self._padded_tokens(num_tokens)
-        tokens = read_tokens(starts, positions, len(requests), num_tokens, self._engine.device)
-        if self.layouts:
-            self._rows.run(requests, requests, tokens)
-        storage = self._engine.storage
+        num_reqs = self._checks.num_reqs("num_reqs_padded", num_reqs, len(requests))
+        num_tokens = self._checks.num_tokens("num_tokens_padded", num_tokens)
+        tokens = read_tokens(starts, positions, len(requests), num_tokens, self.device)
+        self._rows.launch(requests, requests, tokens)
+        storage = self._storage
         return StepTables(storage.block_tables(num_reqs), storage.slot_mappings(num_tokens))
 
     def dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
@@ -169,7 +225,9 @@ class StagedBlockTables(BlockTables):
         Raises:
             InvalidEditError: ``num_reqs`` is no count or above the limit.
         """
-        return self.gather_block_tables(_NO_REQUESTS, num_reqs)
+        num_reqs = self._checks.num_reqs("num_reqs", num_reqs)
+        self._rows.launch(_NO_REQUESTS, _NO_REQUESTS, None)
+        return self._storage.block_tables(num_reqs)
 
     def dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
         """Return the slots of a batch of padding: the persistent view, all ``PAD_SLOT``.
@@ -177,6 +235,6 @@ class StagedBlockTables(BlockTables):
         Raises:
             InvalidEditError: ``num_tokens`` is no count or above the limit.
         """
-        return self.compute_slot_mappings(
-            _NO_REQUESTS, NO_TOKENS.starts, NO_TOKENS.positions, num_tokens
-        )
+        num_tokens = self._checks.num_tokens("num_tokens", num_tokens)
+        self._rows.launch(None, _NO_REQUESTS, NO_TOKENS)
+        return self._storage.slot_mappings(num_tokens)

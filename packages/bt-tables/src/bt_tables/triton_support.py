@@ -7,7 +7,7 @@ are imported only where a table is made on CUDA or a test asks for its kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import triton
 from triton import language as tl
@@ -22,18 +22,29 @@ class Kernel(Protocol):
         """Return the launcher over ``grid`` programs."""
         ...
 
-    def __call__(self, *args: object, **kwargs: object) -> tl.tensor:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call it from another kernel."""
         ...
 
 
-def jit(*, any_value: Sequence[str] = ()) -> Callable[[Callable[..., object]], Kernel]:
-    """Return a decorator that makes a Triton kernel of a function.
+def jit(
+    function: Callable[..., object] | None = None, *, any_value: Sequence[str] = ()
+) -> Any:
+    """Make a Triton kernel of a function.
 
-    Args:
-        any_value: Parameters whose value and alignment must not choose a compilation:
-            sizes that differ from step to step and views that start anywhere.
+    What is annotated ``tl.tensor`` may have any value: sizes that differ from step to step
+    and views that start anywhere never choose a compilation. What is annotated
+    ``tl.constexpr`` does, once for each value.
     """
-    names = list(any_value)
-    decorate = triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)
-    return cast(Callable[[Callable[..., object]], Kernel], decorate)
+    del any_value  # derived from the annotations
+    return _jit if function is None else _jit(function)
+
+
+def _jit(function: Callable[..., object]) -> Kernel:
+    any_value = [
+        name
+        for name, annotation in function.__annotations__.items()
+        if annotation == "tl.tensor" and name != "return"
+    ]
+    decorate = triton.jit(do_not_specialize=any_value, do_not_specialize_on_alignment=any_value)
+    return cast(Kernel, decorate(function))

@@ -4,51 +4,47 @@ from __future__ import annotations
 
 import torch
 
+from bt_width import NULL_BLOCK, PAD_SLOT
+
 from ..triton_support import jit, tl
-from . import places as at
+
+NULL = tl.constexpr(NULL_BLOCK)
+PAD = tl.constexpr(PAD_SLOT)
 
 _TILE = 512
 
 
 def gather_csr(
-    table: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor, tokens_per_column: int
+    table: torch.Tensor,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    num_indices: int,
+    tokens_per_column: int,
 ) -> None:
     """Fill ``indices`` with the ids of each request, or with the slots of its tokens.
 
     Args:
         table: The batch's table, [N, W] int32.
         indptr: Where each request's elements start, and the end of the last, [N + 1] int32.
-        indices: Flat: int32 for ids, int64 for slots.
+        indices: Flat: int32 for ids, int64 for slots; what follows the last request's is
+            left alone.
+        num_indices: Elements of all requests.
         tokens_per_column: Tokens of a kernel block for slots, 0 for ids.
     """
-    programs = -(-indices.numel() // _TILE)
-    if not programs:
-        return
-    gather_csr_kernel[(programs,)](
+    gather_csr_kernel[(-(-num_indices // _TILE),)](
         table_ptr=table,
         table_row_stride=table.stride(0),
         indptr_ptr=indptr,
         indices_ptr=indices,
         num_requests=table.shape[0],
-        num_indices=indices.numel(),
+        num_indices=num_indices,
         search_steps=table.shape[0].bit_length(),
         tokens_per_column=tokens_per_column,
         TILE=_TILE,
     )
 
 
-@jit(
-    any_value=(
-        "table_ptr",
-        "table_row_stride",
-        "indptr_ptr",
-        "indices_ptr",
-        "num_requests",
-        "num_indices",
-        "search_steps",
-        "tokens_per_column",
-    )
-)
+@jit
 def gather_csr_kernel(
     table_ptr: tl.tensor,  # [N, W] int32
     table_row_stride: tl.tensor,
@@ -76,7 +72,7 @@ def gather_csr_kernel(
     in_request = place - tl.load(indptr_ptr + low, mask=mask, other=0)
     per_column = tl.maximum(tokens_per_column, 1)
     row_ptr = table_ptr + low.to(tl.int64) * table_row_stride
-    ids = tl.load(row_ptr + in_request // per_column, mask=mask, other=at.NULL).to(tl.int64)
-    slots = tl.where(ids == at.NULL, at.PAD, ids * per_column + in_request % per_column)
+    ids = tl.load(row_ptr + in_request // per_column, mask=mask, other=NULL).to(tl.int64)
+    slots = tl.where(ids == NULL, PAD, ids * per_column + in_request % per_column)
     values = tl.where(tokens_per_column > 0, slots, ids)
     tl.store(indices_ptr + place, values, mask=mask)

@@ -1,6 +1,6 @@
-"""The kernels' plain twins, file by file: the truth for their tests, and what runs on the CPU.
+"""The reference implementation of every kernel, file by file: what tests compare with, and the CPU.
 
-A twin reads everything a launch reads before it writes anything, as if all programs ran
-at once, and says what it would read and write, so that a test can prove that no program
-of a launch waits for another.
+A reference reads everything a launch reads before it writes anything, as if all programs
+ran at once, and says what it would read and write, so that a test can prove that no
+program of a launch waits for another.
 """

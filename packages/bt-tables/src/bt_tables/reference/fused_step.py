@@ -1,29 +1,42 @@
-"""The twin of ``kernels.fused_step``: a whole step, group after group."""
+"""The reference of ``kernels.fused_step``: a whole step, group after group.
+
+Dimensions: E entries, T tokens, W columns, X whatever a caller asks for.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from bt_width import PAD_SLOT
+from bt_width import MAX_POSITION, NULL_BLOCK, PAD_SLOT
 
-from .._launch.arrays import IntArray
-from .._launch.executor import StepLaunch
-from .._launch.storage import Storage
-from .._launch.wire import Header
-from .columns import GroupView, Writes, read_records, write_columns
-from .slots import map_slots, read_tokens
+from .._packet import (
+    BATCH_ROW_AT,
+    EDIT_OF_ROW_AT,
+    FIELDS_AT,
+    ROW_AT,
+    Header,
+    IntArray,
+    RecordField,
+    RecordForm,
+    TableGroup,
+)
+from .addressing import expand, locate
+
+if TYPE_CHECKING:
+    from .._storage import Storage
+    from ..devices import StepLaunch
 
 
-def step_twin(storage: Storage) -> StepLaunch:
+def reference_step(storage: Storage) -> StepLaunch:
     """Return the launch of ``fused_step`` on tables of the CPU."""
 
     def launch(
         packet: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, programs: int
     ) -> None:
-        del programs  # a twin needs one
+        del programs  # the reference needs one
         fused_step(storage, packet.numpy(), starts.numpy(), positions.numpy())
 
     return launch
@@ -42,6 +55,18 @@ def fused_step(storage: Storage, packet: IntArray, starts: IntArray, positions: 
     storage.rows.numpy()[work.rows.places] = work.rows.values
     storage.batch.numpy()[work.batch.places] = work.batch.values
     storage.slots.numpy()[work.slots.places] = work.slots.values
+
+
+class Writes(NamedTuple):
+    """Values for places of a flat tensor.
+
+    Attributes:
+        places: Where, [X].
+        values: What, [X].
+    """
+
+    places: IntArray
+    values: IntArray
 
 
 class StepWork(NamedTuple):
@@ -65,18 +90,18 @@ def step_work(
 ) -> StepWork:
     """Return all that a packet asks for; the arguments are those of ``fused_step``."""
     header = Header._make(packet[: len(Header._fields)].tolist())
-    tokens = read_tokens(packet, header, starts, positions)
+    tokens = _read_tokens(packet, header, starts, positions)
     parts = []
-    for number, facts in enumerate(storage.facts):
-        group = GroupView(facts, storage.rows.numpy(), packet)
-        records = read_records(packet, header, number)
-        columns = write_columns(group, records, header.num_edits)
-        slots, slots_read = map_slots(group, records, tokens)
+    for number, of_group in enumerate(storage.groups):
+        group = _GroupView(of_group, storage.rows.numpy(), packet)
+        records = _read_records(packet, header, number)
+        columns_read, rows, batch = _write_columns(group, records, header.num_edits)
+        slots, slots_read = _map_slots(group, records, tokens)
         padded = np.full(header.slots_end, PAD_SLOT, np.int64)
         padded[: len(slots)] = slots
-        places = facts.slots_at + np.arange(header.slots_end)
-        read = np.concatenate((columns.read, slots_read))
-        parts.append(StepWork(read, columns.rows, columns.batch, Writes(places, padded)))
+        places = of_group.slots_at + np.arange(header.slots_end)
+        read = np.concatenate((columns_read, slots_read))
+        parts.append(StepWork(read, rows, batch, Writes(places, padded)))
     return StepWork(
         np.concatenate([part.rows_read for part in parts]),
         _joined([part.rows for part in parts]),
@@ -87,3 +112,143 @@ def step_work(
 
 def _joined(parts: list[Writes]) -> Writes:
     return Writes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+class _Records(NamedTuple):
+    """Records for one group, field by field as the packet has them, each [E] int64."""
+
+    row: IntArray
+    batch_row: IntArray
+    base: IntArray
+    keep: IntArray
+    blocks_before: IntArray
+    nulled_before: IntArray
+    blocks: IntArray
+    nulled: IntArray
+
+    def pick(self, entry: IntArray) -> _Records:
+        """Return the records of ``entry``, in its order."""
+        return _Records(*(field[entry] for field in self))
+
+    def and_untouched(self, width: int) -> _Records:
+        """Append the record of a row that nobody edits: it keeps everything it holds."""
+        untouched = np.zeros((len(self), 1), np.int64)
+        untouched[self._fields.index("keep")] = width
+        return _Records(*map(np.concatenate, zip(self, untouched, strict=True)))
+
+
+def _read_records(packet: IntArray, header: Header, group: int) -> _Records:
+    """Return what a packet's entries say of one group."""
+    size = RecordForm(header.num_groups).size
+    end = header.entries_at + header.num_entries * size
+    records = packet[header.entries_at : end].reshape(header.num_entries, size).astype(np.int64)
+    fields = (records[:, FIELDS_AT + field * header.num_groups + group] for field in RecordField)
+    return _Records(records[:, ROW_AT], records[:, BATCH_ROW_AT], *fields)
+
+
+class _GroupView(NamedTuple):
+    """What the programs of one group see: it, all groups' flat rows, and the packet."""
+
+    group: TableGroup
+    rows: IntArray
+    packet: IntArray
+
+    def ids_after(self, records: _Records, column: IntArray) -> tuple[IntArray, IntArray]:
+        """Return what rows hold in a column after the launch, and the places that were read.
+
+        Args:
+            records: The record of each row asked for, [X].
+            column: A column of each, [X].
+        """
+        addressing = self.group.addressing
+        block, part = np.divmod(column, addressing.kernel_blocks_per_block)
+        is_live = block >= records.nulled
+        is_old = is_live & (block < records.keep)
+        is_fresh = is_live & ~is_old & (block < records.blocks)
+        ids = np.full(len(column), NULL_BLOCK, np.int64)
+        read = (self.group.table_at + records.row * addressing.width + column)[is_old]
+        ids[is_old] = self.rows[read]
+        fresh = self.packet[(records.base + block)[is_fresh]].astype(np.int64)
+        kernel_ids = expand(addressing, fresh[:, None])
+        ids[is_fresh] = kernel_ids[np.arange(len(fresh)), part[is_fresh]]
+        return ids, read
+
+
+def _write_columns(
+    view: _GroupView, records: _Records, num_edits: int
+) -> tuple[IntArray, Writes, Writes]:
+    """Return the places that the records read, and what they write to rows and batch rows."""
+    split, width = view.group.addressing.kernel_blocks_per_block, view.group.addressing.width
+    is_edit = np.arange(len(records.row)) < num_edits
+    # an edit writes the blocks it nulls, then those past what it keeps; a copy writes all
+    null_end = np.minimum(records.nulled, records.keep)
+    nulling = np.where(is_edit, np.maximum(null_end - records.nulled_before, 0), 0) * split
+    start = np.where(is_edit, records.keep, 0) * split
+    stop = np.maximum(records.blocks, records.blocks_before) * split
+
+    lengths = nulling + stop - start
+    entry = np.repeat(np.arange(len(lengths)), lengths)
+    index = np.arange(len(entry)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    of_index = records.pick(entry)
+    past_nulls = index - nulling[entry]
+    column = np.where(
+        past_nulls < 0, of_index.nulled_before * split + index, start[entry] + past_nulls
+    )
+    ids, read = view.ids_after(of_index, column)
+
+    def writes(to_row: IntArray, is_written: IntArray) -> Writes:
+        places = view.group.table_at + to_row * width + column
+        return Writes(places[is_written], ids[is_written])
+
+    rows = writes(of_index.row, is_edit[entry])
+    return read, rows, writes(of_index.batch_row, of_index.batch_row >= 0)
+
+
+class _TokenRows(NamedTuple):
+    """The row and the position of each token, [T] int64; row -1 is padding."""
+
+    row: IntArray
+    position: IntArray
+
+
+def _read_tokens(
+    packet: IntArray, header: Header, starts: IntArray, positions: IntArray
+) -> _TokenRows:
+    """Return the tokens of a packet that may be real, or none where it maps no slots."""
+    num_requests = header.num_requests
+    if not (header.slots_end and num_requests):
+        return _TokenRows(np.empty(0, np.int64), np.empty(0, np.int64))
+    ends = starts[header.query_start_at :][: num_requests + 1].astype(np.int64)
+    token = np.arange(max(min(int(ends[-1]), header.max_tokens), 0))
+    # the last request that starts at or before the token, found as the kernel finds it: a
+    # caller's starts on the device may be in no order
+    low, high = np.zeros_like(token), np.full_like(token, num_requests - 1)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        starts_here = ends[middle] <= token
+        low, high = np.where(starts_here, middle, low), np.where(starts_here, high, middle - 1)
+    is_real = (ends[low] >= 0) & (ends[low] <= token) & (token < ends[low + 1])
+    row = packet[header.requests_at + low].astype(np.int64)
+    return _TokenRows(np.where(is_real, row, -1), positions[header.positions_at + token])
+
+
+def _map_slots(
+    view: _GroupView, records: _Records, tokens: _TokenRows
+) -> tuple[IntArray, IntArray]:
+    """Return the slot of each token, [T] int64, and the places of rows that were read."""
+    slots = np.full(len(tokens.row), PAD_SLOT, np.int64)
+    addressing = view.group.addressing
+    if not addressing.slot_blocks:
+        return slots, np.empty(0, np.int64)
+    is_position = (tokens.position >= 0) & (tokens.position <= MAX_POSITION)
+    rank, column, offset = locate(addressing, np.where(is_position, tokens.position, 0))
+    has_column = column < addressing.slot_blocks * addressing.kernel_blocks_per_block
+    has_slot = (tokens.row >= 0) & is_position & (rank == addressing.rank) & has_column
+    row, column, offset = tokens.row[has_slot], column[has_slot], offset[has_slot]
+    # no edit is -1: the last record, of a row that nobody edits
+    edit = view.packet[EDIT_OF_ROW_AT + row] - 1
+    of_row = records.and_untouched(addressing.width).pick(edit)._replace(row=row)
+    ids, read = view.ids_after(of_row, column)
+    slot = ids * addressing.kernel_block_size + offset
+    slots[has_slot] = np.where(ids == NULL_BLOCK, PAD_SLOT, slot)
+    return slots, read

@@ -1,0 +1,599 @@
+"""Checks what callers hand over, once, at the public border; nothing behind it checks again.
+
+Every function either returns what was asked for, in the one form that the tables work
+with, or raises an error that names the argument and says what to do.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
+
+import numpy as np
+import torch
+
+from bt_width import (
+    BlockTableLayout,
+    InvalidEditError,
+    InvalidSpecError,
+    RowOverflowError,
+    ServingLimits,
+    WidthMismatchError,
+)
+
+from ._packet import NOWHERE, IntArray
+
+HostArray: TypeAlias = IntArray | torch.Tensor
+"""Ints on the host: a NumPy array or a CPU tensor."""
+
+INT32 = np.dtype(np.int32)
+INT64 = np.dtype(np.int64)
+UINT32 = np.dtype(np.uint32)
+_TORCH_DTYPES = {INT32: torch.int32, INT64: torch.int64}
+_MAX_INT32 = 2**31 - 1
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: short, whatever it is."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def int_between(name: str, value: SupportsIndex, low: int, high: int) -> int:
+    """Return ``value`` as an int in ``low..high``.
+
+    Raises:
+        InvalidEditError: It is no int, or outside.
+    """
+    try:
+        index = None if isinstance(value, bool) else operator.index(value)
+    except (TypeError, RuntimeError):
+        # torch raises the latter where a tensor has no data
+        index = None
+    if index is None or not low <= index <= high:
+        raise InvalidEditError(
+            f"{name} must be an int in {low}..{high}, not {shown(value)}",
+            argument=name,
+            value=value,
+            low=low,
+            high=high,
+        )
+    return index
+
+
+def host_array(name: str, value: HostArray, dtype: np.dtype[Any], dims: int) -> IntArray:
+    """Return ``value`` as a NumPy array, which shares its memory.
+
+    Raises:
+        WidthMismatchError: It is not on the host, or of another dtype or number of
+            dimensions.
+    """
+    array = value if type(value) is np.ndarray else _from_tensor(name, value, dtype)
+    if array.dtype != dtype or array.ndim != dims:
+        raise WidthMismatchError(
+            f"{name} must be {dims}-dimensional {dtype}, not {array.ndim}-dimensional "
+            f"{array.dtype}",
+            argument=name,
+            dtype=str(array.dtype),
+            dims=array.ndim,
+        )
+    return array
+
+
+def _from_tensor(name: str, value: object, dtype: np.dtype[Any]) -> IntArray:
+    if not isinstance(value, torch.Tensor):
+        raise WidthMismatchError(
+            f"{name} must be a NumPy array or a CPU tensor, not {type(value).__name__}; "
+            f"hand over np.array({name}, dtype=np.{dtype})",
+            argument=name,
+        )
+    if not value.is_cpu:
+        raise WidthMismatchError(
+            f"{name} must be on the host, not on {value.device}: keep the array that it was "
+            "copied from, because reading it back would wait for the device",
+            argument=name,
+            device=str(value.device),
+        )
+    return value.detach().numpy()
+
+
+class Tokens(NamedTuple):
+    """What a launch maps to slots; arrays are on the host, tensors on the device.
+
+    Attributes:
+        starts: First token of each request and the end of the last, [N + 1] int32; on the
+            device what follows is not read.
+        positions: Place of each token in its request, int64.
+        bound: No token at or above it is real; the number of real ones where the
+            starts are on the host.
+    """
+
+    starts: IntArray | torch.Tensor
+    positions: IntArray | torch.Tensor
+    bound: int
+
+
+NO_TOKENS = Tokens(np.zeros(1, np.int32), np.empty(0, np.int64), 0)
+
+
+def vector_length(name: str, value: HostArray) -> int:
+    """Return how many elements a vector has.
+
+    Raises:
+        WidthMismatchError: It is no vector.
+    """
+    shape = getattr(value, "shape", None)
+    if not isinstance(shape, tuple) or len(shape) != 1:
+        found = type(value).__name__ if shape is None else f"of shape {list(shape)}"
+        raise WidthMismatchError(f"{name} must be a vector, not {found}", argument=name)
+    return int(shape[0])
+
+
+def read_tokens(
+    starts: HostArray,
+    positions: HostArray,
+    num_requests: int,
+    num_padded: int,
+    device: torch.device,
+) -> Tokens:
+    """Check the tokens of a step; what is on the device is not read.
+
+    Args:
+        starts: ``query_start_loc``; it may be padded with its end behind N + 1 elements.
+        positions: Place of each token in its request.
+        num_requests: N.
+        num_padded: ``num_tokens_padded``, which was checked.
+        device: Where the tables lie.
+
+    Raises:
+        WidthMismatchError: A dtype, shape, stride or device is wrong.
+        InvalidEditError: The starts do not begin with 0 or fall, or there are fewer
+            positions or padded tokens than tokens.
+    """
+    starts = _read("query_start_loc", starts, INT32, device)
+    positions = _read("positions", positions, INT64, device)
+    if len(starts) <= num_requests:
+        raise WidthMismatchError(
+            f"query_start_loc must have {num_requests + 1} elements for {num_requests} "
+            f"requests, not {len(starts)}",
+            num_requests=num_requests,
+            length=len(starts),
+        )
+    if not num_requests:
+        # an empty batch has no tokens, whatever the starts say
+        return NO_TOKENS._replace(positions=positions)
+    if isinstance(starts, torch.Tensor):
+        return Tokens(starts, positions, min(num_padded, len(positions)))
+    if starts[0] or np.count_nonzero(starts[1:] < starts[:-1]):
+        _refuse_starts(starts)
+    num_tokens = int(starts[num_requests])
+    if len(starts) > num_requests + 1:
+        if starts[-1] != num_tokens:
+            raise WidthMismatchError(
+                f"query_start_loc has {len(starts)} elements for {num_requests} requests; those "
+                f"behind the first {num_requests + 1} may only repeat the end, {num_tokens}",
+                num_requests=num_requests,
+                length=len(starts),
+            )
+        starts = starts[: num_requests + 1]
+    if num_tokens > num_padded:
+        raise InvalidEditError(
+            f"num_tokens_padded is {num_padded}, which is less than the {num_tokens} tokens of "
+            "the batch",
+            num_tokens_padded=num_padded,
+            num_tokens=num_tokens,
+        )
+    if num_tokens > len(positions):
+        raise InvalidEditError(
+            f"{len(positions)} positions for {num_tokens} tokens; give each token its position",
+            num_positions=len(positions),
+            num_tokens=num_tokens,
+        )
+    return Tokens(starts, positions, num_tokens)
+
+
+def _refuse_starts(starts: IntArray) -> NoReturn:
+    if starts[0]:
+        raise InvalidEditError(
+            f"query_start_loc begins with {starts[0]}; the first request's tokens start at 0",
+            start=int(starts[0]),
+        )
+    fall = int(np.flatnonzero(starts[1:] < starts[:-1])[0]) + 1
+    raise InvalidEditError(
+        f"query_start_loc falls from {starts[fall - 1]} to {starts[fall]} at {fall}; each "
+        "request's tokens start where the last one's end",
+        place=fall,
+        start=int(starts[fall]),
+    )
+
+
+def _read(
+    name: str, value: HostArray, dtype: np.dtype[Any], device: torch.device
+) -> IntArray | torch.Tensor:
+    if not isinstance(value, torch.Tensor) or value.is_cpu:
+        return host_array(name, value, dtype, 1)
+    if (
+        value.device != device
+        or value.dtype != _TORCH_DTYPES[dtype]
+        or value.dim() != 1
+        or (value.numel() > 1 and value.stride(0) != 1)
+    ):
+        raise WidthMismatchError(
+            f"{name} must be a one-dimensional {dtype} tensor without gaps on {device} or on "
+            f"the host, not {value.dtype} of shape {tuple(value.shape)} and stride "
+            f"{value.stride()} on {value.device}",
+            argument=name,
+        )
+    return value
+
+
+def check_layouts(layouts: Sequence[BlockTableLayout]) -> tuple[BlockTableLayout, ...]:
+    """Return the plans of a set of tables, which are made for the same limits.
+
+    Raises:
+        InvalidSpecError: There is none, one is no plan, or they do not go together.
+    """
+    if isinstance(layouts, BlockTableLayout):
+        raise InvalidSpecError("layouts must be a list of layouts, one a group; hand over [layout]")
+    if not isinstance(layouts, Sequence) or not layouts:
+        raise InvalidSpecError(
+            f"layouts must be a list of layouts, one a group and at least one, not "
+            f"{shown(layouts)}",
+            value=layouts,
+        )
+    for group, layout in enumerate(layouts):
+        if not isinstance(layout, BlockTableLayout):
+            raise InvalidSpecError(
+                f"the layout of group {group} must be a BlockTableLayout, not {shown(layout)}",
+                group=group,
+            )
+        if layout.limits != layouts[0].limits:
+            raise InvalidSpecError(
+                f"group {group} is planned for {layout.limits}, group 0 for "
+                f"{layouts[0].limits}; plan all groups of a table for the same limits",
+                group=group,
+            )
+        if layout.tokens_per_block > _MAX_INT32:
+            raise InvalidSpecError(
+                f"a block of group {group} holds {layout.tokens_per_block} tokens over all "
+                "ranks; that must stay below 2^31",
+                group=group,
+                tokens_per_block=layout.tokens_per_block,
+            )
+    return tuple(layouts)
+
+
+class ListedIds(NamedTuple):
+    """The blocks that one row gets, checked.
+
+    Attributes:
+        counts: Blocks of each group, [G].
+        ids: All ids, group by group: a list of its own, or an int32 array where there are many.
+    """
+
+    counts: list[int]
+    ids: list[int] | IntArray
+
+
+_FEW_IDS = 32
+"""As many ids are looked at one by one faster than as an array."""
+
+
+class EditChecks:
+    """Checks of what edits and batches name; they change nothing.
+
+    Attributes:
+        blocks_per_row: Blocks that a row of each group has room for.
+        limits: What all groups were planned for.
+    """
+
+    def __init__(
+        self, layouts: Sequence[BlockTableLayout], num_blocks: Sequence[int] | None
+    ) -> None:
+        """Check against these plans and pools.
+
+        Raises:
+            InvalidSpecError: ``num_blocks`` is not one pool size a group, with room for
+                the null block.
+        """
+        self._layouts = tuple(layouts)
+        self.limits: ServingLimits = layouts[0].limits
+        self._max_row = self.limits.max_num_reqs - 1
+        self.blocks_per_row = [layout.addressing.blocks_per_row for layout in layouts]
+        self._max_ids = _max_ids(self._layouts, num_blocks)
+        # an array, which is faster to compare with than a scalar
+        self._max_id_of_all = np.array(min(self._max_ids), np.uint32)
+
+    def row(self, row: SupportsIndex, name: str = "row") -> int:
+        """Return ``row`` if the table has it.
+
+        Raises:
+            InvalidEditError: It has not.
+        """
+        if type(row) is int and 0 <= row <= self._max_row:
+            return row
+        return int_between(name, row, 0, self._max_row)
+
+    def group(self, group: SupportsIndex) -> int:
+        """Return ``group`` if there is one.
+
+        Raises:
+            InvalidEditError: There is none.
+        """
+        return int_between("group", group, 0, len(self._layouts) - 1)
+
+    def num_reqs(self, name: str, count: SupportsIndex, low: int = 0) -> int:
+        """Return a number of requests of at least ``low``.
+
+        Raises:
+            InvalidEditError: It is none, or above the limit.
+        """
+        most = self.limits.max_num_reqs
+        if type(count) is int and low <= count <= most:
+            return count
+        return int_between(name, count, low, most)
+
+    def num_tokens(self, name: str, count: SupportsIndex) -> int:
+        """Return a number of tokens.
+
+        Raises:
+            InvalidEditError: It is none, or above the limit.
+        """
+        most = self.limits.max_num_batched_tokens
+        if type(count) is int and 0 <= count <= most:
+            return count
+        return int_between(name, count, 0, most)
+
+    def rows(self, rows: IntArray) -> IntArray:
+        """Return int32 rows as an index, [M] intp.
+
+        Raises:
+            InvalidEditError: The table does not have one of them.
+        """
+        # a negative row is far past any end
+        index = rows.view(UINT32).astype(np.intp)
+        if np.count_nonzero(index > self._max_row):
+            for row in rows.tolist():
+                self.row(row)
+        return index
+
+    def shapes(self, rows: IntArray, counts: IntArray, ids: IntArray) -> None:
+        """Refuse rows, [M], counts, [M, G], and ids that do not go together.
+
+        Raises:
+            WidthMismatchError: A shape is wrong, or there are not as many ids as counted.
+        """
+        if counts.shape != (len(rows), len(self._layouts)):
+            raise WidthMismatchError(
+                f"counts must be [{len(rows)}, {len(self._layouts)}], not {list(counts.shape)}",
+                shape=counts.shape,
+            )
+        # int32 as the counts: a sum that leaves it has a count that no row has room for
+        num_ids = int(np.add.reduce(counts, None, INT32))
+        if num_ids != len(ids):
+            raise WidthMismatchError(
+                f"counts add up to {num_ids}; there are {len(ids)} ids",
+                counted=num_ids,
+                num_ids=len(ids),
+            )
+
+    def requests(self, requests: IntArray) -> None:
+        """Refuse a batch that names a row the table does not have.
+
+        Raises:
+            InvalidEditError: Naming the first.
+        """
+        bad = np.flatnonzero((requests < NOWHERE) | (requests > self._max_row))
+        if bad.size:
+            request, row = int(bad[0]), int(requests[bad[0]])
+            raise InvalidEditError(
+                f"idx_mapping[{request}] is {row}; it must be a row in 0..{self._max_row}, or "
+                f"{NOWHERE} for padding",
+                request=request,
+                row=row,
+                max_row=self._max_row,
+            )
+
+    def prefix(self, row: int, group: int, num_blocks: SupportsIndex, held: int) -> int:
+        """Return ``num_blocks`` if a row that holds ``held`` blocks has as many to null.
+
+        Raises:
+            InvalidEditError: It is no count.
+            RowOverflowError: It is more than the row has.
+        """
+        count = int_between("num_blocks", num_blocks, 0, _MAX_INT32)
+        if count > held:
+            raise RowOverflowError(
+                f"cannot null {count} blocks of row {row} in group {group}: it has {held}",
+                row=row,
+                group=group,
+                num_blocks=count,
+                held=held,
+            )
+        return count
+
+    def listed_ids(self, row: int, block_ids: Sequence[Sequence[int]]) -> ListedIds:
+        """Return the ids that a row gets, one sequence a group.
+
+        Raises:
+            InvalidEditError: There is not one sequence a group, or an id is bad.
+        """
+        try:
+            counts = [len(ids) for ids in block_ids]
+        except TypeError:
+            self._refuse_sequences(block_ids)
+        if len(counts) != len(self._layouts):
+            raise InvalidEditError(
+                f"block_ids has {len(counts)} sequences of ids; there are "
+                f"{len(self._layouts)} groups",
+                num_sequences=len(counts),
+                num_groups=len(self._layouts),
+            )
+        if sum(counts) > _FEW_IDS:
+            return ListedIds(counts, self._many_ids(row, block_ids, counts))
+        found: list[int] = []
+        for of_group, max_id in zip(block_ids, self._max_ids, strict=True):
+            for block_id in of_group:
+                if type(block_id) is not int or not 0 <= block_id <= max_id:
+                    return ListedIds(counts, self._many_ids(row, block_ids, counts))
+            found += of_group
+        return ListedIds(counts, found)
+
+    def _many_ids(
+        self, row: int, block_ids: Sequence[Sequence[int]], counts: list[int]
+    ) -> IntArray:
+        parts = []
+        for group, ids in enumerate(block_ids):
+            part = ids if type(ids) is np.ndarray else np.array(list(ids))
+            if part.size:
+                is_bad = part.dtype.kind not in "iu" or part.ndim != 1 or part.max() > _MAX_INT32
+                # a bool among ints is 0 or 1 by now
+                if is_bad or (part.min() <= 1 and bool in map(type, ids)):
+                    self._refuse_listed(row, group, ids)
+                parts.append(part.astype(np.int64))
+        flat = np.concatenate(parts)
+        self.ids(np.array([row]), np.array([counts]), flat)
+        return flat.astype(np.int32)
+
+    def _refuse_listed(self, row: int, group: int, ids: Sequence[int]) -> NoReturn:
+        """Name the first of a group's ids that is no int, or not of the pool."""
+        for block_id in ids:
+            try:
+                index = None if isinstance(block_id, bool) else operator.index(block_id)
+            except (TypeError, RuntimeError):
+                index = None
+            if index is None:
+                raise InvalidEditError(
+                    f"block ids must be ints; row {row} gets {shown(block_id)} in group {group}",
+                    row=row,
+                    group=group,
+                    value=block_id,
+                )
+            self._refuse_id_outside(row, group, index)
+        raise InvalidEditError(
+            f"block ids must be ints; row {row} gets {shown(ids)} in group {group}",
+            row=row,
+            group=group,
+            value=ids,
+        )
+
+    def _refuse_sequences(self, block_ids: object) -> NoReturn:
+        raise InvalidEditError(
+            f"block_ids must be one sequence of ints a group, not {shown(block_ids)}",
+            argument="block_ids",
+            value=block_ids,
+        )
+
+    def ids(self, rows: IntArray, counts: IntArray, ids: IntArray) -> None:
+        """Refuse a negative id and one that is past its group's pool.
+
+        Args:
+            rows: Who gets them, [M].
+            counts: Ids of each row and group, [M, G].
+            ids: Flat: row by row, within a row group by group; int32 or int64.
+
+        Raises:
+            InvalidEditError: Naming the first bad id, its row and group.
+        """
+        if ids.dtype.itemsize == UINT32.itemsize:
+            # a negative int32 is a large uint32
+            if not np.count_nonzero(ids.view(UINT32) > self._max_id_of_all):
+                return
+        elif not np.count_nonzero((ids < 0) | (ids > self._max_id_of_all)):
+            return
+        flat_counts = counts.reshape(-1)
+        max_ids = np.repeat(np.tile(self._max_ids, len(rows)), flat_counts)
+        bad = np.flatnonzero((ids < 0) | (ids > max_ids))
+        if bad.size:
+            place = int(np.searchsorted(flat_counts.cumsum(), bad[0], side="right"))
+            row, group = divmod(place, len(self._layouts))
+            self._refuse_id_outside(int(rows[row]), group, int(ids[bad[0]]))
+
+    def _refuse_id_outside(self, row: int, group: int, block_id: int) -> None:
+        most = self._max_ids[group]
+        if not 0 <= block_id <= most:
+            raise InvalidEditError(
+                f"row {row} gets block id {block_id} in group {group}; it must lie in 0..{most}, "
+                "the pool of that group",
+                row=row,
+                group=group,
+                id=block_id,
+                max_id=most,
+            )
+
+    def room(self, row: int, counts: list[int], totals: list[int]) -> None:
+        """Refuse more blocks than a row has room for.
+
+        Args:
+            row: The row.
+            counts: Blocks it gets, by group.
+            totals: Blocks it holds then, by group.
+
+        Raises:
+            RowOverflowError: Naming the first group without room.
+        """
+        for group, (total, most) in enumerate(zip(totals, self.blocks_per_row, strict=True)):
+            if total > most:
+                self.refuse_count(row, group, counts[group], total - counts[group])
+
+    def counts(self, rows: IntArray, counts: IntArray, totals: IntArray) -> None:
+        """Refuse negative counts, and more blocks than rows have room for.
+
+        Args:
+            rows: Who gets them, [M].
+            counts: Blocks they get, [M, G].
+            totals: Blocks they hold then, [M, G].
+
+        Raises:
+            InvalidEditError: A count is negative.
+            RowOverflowError: A row has no room.
+        """
+        bad = np.argwhere((counts < 0) | (totals > self.blocks_per_row))
+        if len(bad):
+            place, group = (int(part) for part in bad[0])
+            count, total = int(counts[place, group]), int(totals[place, group])
+            self.refuse_count(int(rows[place]), group, count, total - count)
+
+    def refuse_count(self, row: int, group: int, count: int, held: int) -> NoReturn:
+        """Say why a row cannot get as many blocks.
+
+        Raises:
+            InvalidEditError: The count is negative.
+            RowOverflowError: It is not.
+        """
+        if count < 0:
+            raise InvalidEditError(
+                f"row {row} gets {count} blocks in group {group}; that is no count",
+                row=row,
+                group=group,
+                num_blocks=count,
+            )
+        layout, most = self._layouts[group], self.blocks_per_row[group]
+        raise RowOverflowError(
+            f"row {row} holds {held} blocks in group {group} and gets {count} more; a row "
+            f"holds at most {most}: {layout.explain()}",
+            row=row,
+            group=group,
+            num_blocks=count,
+            held=held,
+            blocks_per_row=most,
+        )
+
+
+def _max_ids(layouts: Sequence[BlockTableLayout], num_blocks: Sequence[int] | None) -> list[int]:
+    limits = [layout.addressing.max_block_id for layout in layouts]
+    if num_blocks is None:
+        return limits
+    try:
+        pools = list(num_blocks)
+    except TypeError:
+        pools = []
+    if len(pools) != len(layouts) or any(type(pool) is not int or pool < 1 for pool in pools):
+        raise InvalidSpecError(
+            f"num_blocks must be one pool size of at least 1 for each of {len(layouts)} groups, "
+            f"not {shown(num_blocks)}",
+            num_blocks=num_blocks,
+        )
+    return [min(pool - 1, limit) for pool, limit in zip(pools, limits, strict=True)]

@@ -1,1 +1,0 @@
-"""How a step gets to the device: its packet, its memory, its launch; nothing is public."""

@@ -1,1 +1,0 @@
-"""What the host knows of rows and of the batch; nothing is public."""

@@ -1,0 +1,89 @@
+"""Finds where positions lie in many rows at once: the vectorised form of what a layout computes.
+
+Every function takes NumPy arrays or torch tensors of ints, of any shape, and returns the
+same kind. The kernels' form is ``kernels.addressing``; both are tested against the layout.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from bt_width import NULL_BLOCK, InvalidSpecError
+
+if TYPE_CHECKING:
+    from bt_width import Addressing
+
+Ints = TypeVar("Ints", np.ndarray[Any, np.dtype[Any]], torch.Tensor)
+
+
+class Places(NamedTuple):
+    """Where positions lie, each part of the positions' shape.
+
+    Attributes:
+        rank: The rank that keeps a position; the own one where every rank does.
+        column: The kernel-block column in that rank's row.
+        offset: Tokens from the start of that kernel block.
+    """
+
+    rank: Any
+    column: Any
+    offset: Any
+
+
+def locate(addressing: Addressing, positions: Ints) -> Places:
+    """Return where positions lie; past a row, the column it would be.
+
+    Args:
+        addressing: The group's.
+        positions: Places of tokens in their requests, not negative.
+
+    Raises:
+        InvalidSpecError: The group has no slots.
+    """
+    if not addressing.slot_blocks:
+        raise InvalidSpecError("a group without slots has no place for a position")
+    if not addressing.advances:
+        # every rank keeps the whole ring
+        nothing = positions * 0
+        return Places(nothing + addressing.rank, nothing, positions % addressing.block_size)
+    run = positions // addressing.interleave
+    local = run // addressing.shards * addressing.interleave + positions % addressing.interleave
+    column = local // addressing.kernel_block_size
+    return Places(run % addressing.shards, column, local % addressing.kernel_block_size)
+
+
+def local_lengths(addressing: Addressing, lengths: Ints, rank: int | None = None) -> Ints:
+    """Return how many of each request's tokens a rank keeps.
+
+    Args:
+        addressing: The group's.
+        lengths: Tokens of each request, on all ranks.
+        rank: The rank; the own one by default.
+    """
+    own = addressing.rank if rank is None else rank
+    interleave = addressing.interleave
+    per_turn = addressing.shards * interleave
+    # whole turns over all ranks, then what of the last turn is this rank's
+    rest = (lengths % per_turn - own * interleave).clip(0, interleave)
+    return lengths // per_turn * interleave + rest
+
+
+def expand(addressing: Addressing, block_ids: Ints) -> Ints:
+    """Return the kernel-block ids of blocks, [..., n * kernel_blocks_per_block].
+
+    Args:
+        addressing: The group's.
+        block_ids: [..., n]; a null block becomes null columns.
+    """
+    split = addressing.kernel_blocks_per_block
+    if isinstance(block_ids, torch.Tensor):
+        parts = torch.arange(split, dtype=block_ids.dtype, device=block_ids.device)
+        ids = block_ids[..., None] * split + parts
+        ids.masked_fill_(block_ids[..., None] == NULL_BLOCK, NULL_BLOCK)
+        return ids.flatten(-2)
+    found = block_ids[..., None] * split + np.arange(split, dtype=block_ids.dtype)
+    found[block_ids == NULL_BLOCK] = NULL_BLOCK
+    return found.reshape(*block_ids.shape[:-1], block_ids.shape[-1] * split)
