@@ -107,9 +107,15 @@ def test_the_device_functions_equal_the_reference() -> None:
         ids = positions % (address.max_block_id + 1)
         outputs = [torch.empty_like(positions) for _ in range(4)]
         addressing_kernel[(-(-len(positions) // 64),)](
-            positions, ids, *outputs, len(positions),
-            address.shards, address.rank, address.interleave,
-            address.kernel_blocks_per_block, TILE=64,
+            positions,
+            ids,
+            *outputs,
+            len(positions),
+            address.shards,
+            address.rank,
+            address.interleave,
+            address.kernel_blocks_per_block,
+            TILE=64,
         )
 
         is_ours, local, lengths, kernel_ids = outputs

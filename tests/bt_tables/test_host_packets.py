@@ -117,8 +117,9 @@ def test_a_packet_grows_by_doubling() -> None:
     tables = StagedBlockTables(plan_groups(limits, AttentionSpec(block_size=16)), device=executor)
     before = executor.num_allocations
 
+    count, ids = np.array([[100]], np.int32), np.arange(1, 101, dtype=np.int32)
     for row in range(1000):
-        tables.append_block_ids(row % 3, [range(1, 101)], overwrite=True)
+        tables.stage(np.array([row % 3], np.int32), count, ids, overwrite=True)
 
     # both sides of a packet, from 4,352 ints to 139,264
     assert executor.num_allocations - before == 2 * 5

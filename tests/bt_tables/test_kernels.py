@@ -47,10 +47,10 @@ def test_i5_a_table_may_start_past_2_to_31_elements(tmp_path: Path) -> None:
     storage = tables._storage
     size = far + storage.rows.numel()
     storage.rows = torch.from_file(str(tmp_path / "rows"), True, size, dtype=torch.int32)
-    storage.facts = tuple(facts._replace(table_at=far) for facts in storage.facts)
+    storage.groups = tuple(group._replace(table_at=far) for group in storage.groups)
     storage.batch = torch.from_file(str(tmp_path / "batch"), True, size, dtype=torch.int32)
-    storage.fill_groups()
-    tables._engine._launch = InterpretedExecutor().step_launch(storage)
+    storage.write_groups()
+    tables._rows._launch_step = InterpretedExecutor().step_launch(storage)
 
     tables.append_block_ids(1, [[5, 6]])
     tables.step(batch_of([1], [[9]]))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tests.support.executors import CheckedExecutor
+from tests.support.executors import CheckedExecutor, Counts
 from tests.support.tables import columns, on_twin_and_kernel, plan_groups
 
 from bt_tables import MultiGroupBlockTable
@@ -193,23 +193,6 @@ def test_g7_no_change_is_not_sent() -> None:
     assert executor.counts.launches == 0
 
 
-def test_g7_no_groups_give_empty_results() -> None:
-    tables = MultiGroupBlockTable([], device="cpu")
-    tables.append_row([], 3)
-    tables.add_row([], 3)
-    tables.move_row(3, 4)
-    tables.swap_rows(3, 4)
-    tables.clear_row(3)
-    tables.commit(7)
-    tables.invalidate()
-    tables.rebind()
-    tables.warmup()
-
-    slots = tables.compute_slot_mappings(np.array([0, 2], np.int32), np.array([1, 2]), 5)
-
-    assert slots.shape == (0, 5)
-
-
 def test_h7_the_table_never_moves() -> None:
     tables = one_group()
     first = tables.block_table(0)
@@ -227,13 +210,15 @@ def test_h7_the_table_never_moves() -> None:
     assert first.shape == (4, 16)
 
 
-def test_rebind_brings_every_row_back_from_the_host() -> None:
+def test_rebind_shows_every_row_that_the_memory_kept_and_clears_the_rest() -> None:
     tables = one_group()
     tables.append_row([[5, 6]], 0)
     tables.append_row([[7]], 2)
     tables.commit(3)
     storage = tables._storage
-    storage.rows.fill_(123)
+    rows = storage.table(storage.rows, 0)
+    rows[0, 2:] = rows[1] = rows[2, 1:] = rows[3] = 123
+    storage.batch.fill_(123)
     storage.slots.fill_(123)
     storage.device_groups.fill_(-1)
 
@@ -257,5 +242,126 @@ def test_several_edits_of_a_row_are_sent_once() -> None:
     tables.append_row([[5]], 0)
     tables.commit(1)
 
-    assert executor.counts.elements_written == 2
+    # two in the row, and two in the batch row
+    assert executor.counts.elements_written == 4
     assert torch.equal(tables.block_table(0)[0, :2], torch.tensor([4, 5], dtype=torch.int32))
+
+
+def test_a_moved_row_takes_its_blocks_with_it_on_the_device() -> None:
+    """A swap sends no id: two batch rows are copied, and nothing is written to rows."""
+    executor = CheckedExecutor()
+    tables = one_group(executor)
+    tables.append_row([list(range(1, 17))], 0)
+    tables.append_row([[21, 22]], 1)
+    tables.commit(2)
+    rows = tables._storage.rows.clone()
+    executor.counts = Counts()
+
+    tables.swap_rows(0, 1)
+    tables.commit(2)
+
+    assert columns(tables.block_table(0), 0, 2) == [21, 22]
+    assert columns(tables.block_table(0), 1, 16) == list(range(1, 17))
+    assert torch.equal(tables._storage.rows, rows)
+    assert executor.counts.elements_written == 32
+    assert executor.counts.bytes_sent == 1024
+
+
+def test_slots_come_from_the_rows_as_last_committed() -> None:
+    """An edit, a swap or a move since the commit shows in no slot before the next one."""
+    tables = one_group()
+    tables.append_row([[5]], 0)
+    tables.append_row([[6]], 1)
+    tables.commit(2)
+    table = tables.block_table(0).clone()
+    starts, positions = np.array([0, 1, 3], np.int32), np.array([0, 1, 16])
+
+    tables.append_row([[7]], 1)
+    tables.append_rows(
+        np.array([0], np.int32), np.array([[1]], np.int32), np.array([8], np.int32), overwrite=True
+    )
+    tables.swap_rows(0, 1)
+    tables.null_prefix(0, 0, 1)
+    slots = tables.compute_slot_mappings(starts, positions, 3)
+
+    assert slots.tolist() == [[80, 97, PAD_SLOT]]
+    assert torch.equal(tables.block_table(0), table)
+    tables.commit(2)
+    assert tables.compute_slot_mappings(starts, positions, 3).tolist() == [
+        [PAD_SLOT, 129, PAD_SLOT]
+    ]
+    assert columns(tables.block_table(0), 0, 2) == [0, 7]
+    assert columns(tables.block_table(0), 1, 1) == [8]
+
+
+def test_requests_above_the_last_commit_have_no_slots() -> None:
+    tables = one_group()
+    for row in range(3):
+        tables.append_row([[5 + row]], row)
+    tables.commit(1)
+
+    slots = tables.compute_slot_mappings(np.array([0, 1, 2], np.int32), np.array([1, 1]), 2)
+
+    assert slots.tolist() == [[81, PAD_SLOT]]
+
+
+@on_twin_and_kernel
+def test_many_rows_get_their_blocks_from_arrays(executor_class: ExecutorClass) -> None:
+    """In the order of the batch, wherever the rows lie; a row may repeat."""
+    tables = MultiGroupBlockTable(plan_groups(LIMITS, SPEC, SPEC), device=executor_class())
+    tables.append_row([[1], [2]], 0)
+    tables.append_row([[3], [4]], 3)
+    tables.swap_rows(0, 3)
+
+    tables.append_rows(
+        np.array([0, 2, 0], np.int32),
+        np.array([[1, 0], [2, 1], [0, 2]], np.int32),
+        np.array([5, 6, 7, 8, 9, 10], np.int32),
+    )
+    tables.commit(4)
+
+    first, second = tables.block_table(0), tables.block_table(1)
+    assert [columns(first, row, count) for row, count in ((0, 2), (2, 2), (3, 1))] == [
+        [3, 5],
+        [6, 7],
+        [1],
+    ]
+    assert [columns(second, row, count) for row, count in ((0, 3), (2, 1), (3, 1))] == [
+        [4, 9, 10],
+        [8],
+        [2],
+    ]
+
+
+def test_errors_name_rows_as_the_caller_does() -> None:
+    tables = MultiGroupBlockTable(plan_groups(LIMITS, SPEC), device="cpu", num_blocks=[20])
+    tables.append_row([[1]], 2)
+    tables.swap_rows(2, 0)
+    one, count = np.array([3, 0], np.int32), np.array([[0], [1]], np.int32)
+
+    with pytest.raises(InvalidEditError, match="row 0 gets block id 20 in group 0"):
+        tables.append_row([[20]], 0)
+    with pytest.raises(InvalidEditError, match="row 0 gets block id 99 in group 0"):
+        tables.append_rows(one, count, np.array([99], np.int32))
+    with pytest.raises(RowOverflowError, match="row 0 holds 1 blocks in group 0 and gets 16"):
+        tables.append_row([[1] * 16], 0)
+    with pytest.raises(RowOverflowError, match="cannot null 2 blocks of row 0"):
+        tables.null_prefix(0, 0, 2)
+    with pytest.raises(InvalidEditError, match="src must be an int in 0..3"):
+        tables.move_row(4, 0)
+
+
+def test_rows_and_their_blocks_can_be_looked_at_without_a_commit() -> None:
+    tables = one_group()
+    tables.append_row([[5, 6]], 0)
+    tables.append_row([[7]], 3)
+    tables.commit(1)
+    tables.swap_rows(0, 3)
+    tables.append_row([[8]], 0)
+
+    shown = tables.rows(0)
+
+    assert [tables.num_blocks(row, 0) for row in range(4)] == [2, 0, 0, 2]
+    assert columns(shown, 0, 1) == [7]
+    assert columns(shown, 3, 2) == [5, 6]
+    assert columns(tables.block_table(0), 0, 2) == [5, 6]

@@ -272,7 +272,8 @@ class BatchOrderMachine(RuleBasedStateMachine):
     @rule(rebind=st.booleans(), num_reqs=st.integers(0, max_num_reqs))
     def write_over_what_was_returned(self, rebind: bool, num_reqs: int) -> None:
         storage = self.table._storage
-        storage.rows.fill_(POISON)
+        storage.batch.fill_(POISON)
+        storage.slots.fill_(POISON)
         if rebind:
             storage.device_groups.fill_(POISON)
             self.table.rebind()

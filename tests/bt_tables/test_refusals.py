@@ -43,6 +43,14 @@ def stage(counts: Any, num_ids: int) -> Callable[[StagedBlockTables], object]:
     )
 
 
+def gather(lengths: list[int]) -> Callable[[StagedBlockTables], object]:
+    def call(tables: StagedBlockTables) -> object:
+        tables.step(batch_of([0, 2, 1]))
+        return tables.gather_csr(0, np.array(lengths, np.int32), 3)
+
+    return call
+
+
 Call = Callable[[StagedBlockTables], object]
 REFUSALS: list[tuple[Call, str, dict[str, object]]] = [
     (
@@ -77,13 +85,13 @@ REFUSALS: list[tuple[Call, str, dict[str, object]]] = [
     ),
     (
         lambda tables: tables.append_block_ids(0, [[4], [50, 3], [-1]]),
-        "block id 50 must lie in 0..49, the pool of its group",
-        {"id": 50, "max_id": 49},
+        "row 0 gets block id 50 in group 1; it must lie in 0..49, the pool of that group",
+        {"row": 0, "group": 1, "id": 50, "max_id": 49},
     ),
     (
         lambda tables: tables.append_block_ids(0, [[99], [49], [20]]),
-        "block id 20 must lie in 0..19, the pool of its group",
-        {"id": 20, "max_id": 19},
+        "row 0 gets block id 20 in group 2; it must lie in 0..19, the pool of that group",
+        {"row": 0, "group": 2, "id": 20, "max_id": 19},
     ),
     (
         lambda tables: tables.append_block_ids(0, [[1], [2]]),
@@ -116,9 +124,20 @@ REFUSALS: list[tuple[Call, str, dict[str, object]]] = [
         {"request": 1, "row": -2, "max_row": 5},
     ),
     (
-        step(query_start_loc=np.zeros(4, np.int32)),
-        "query_start_loc must have 2 elements for 1 requests, not 4",
+        step(query_start_loc=np.zeros(1, np.int32)),
+        "query_start_loc must have 2 elements for 1 requests, not 1",
+        {"num_requests": 1, "length": 1},
+    ),
+    (
+        step(query_start_loc=np.array([0, 1, 1, 2], np.int32)),
+        "query_start_loc has 4 elements for 1 requests; those behind the first 2 may only repeat "
+        "the end, 1",
         {"num_requests": 1, "length": 4},
+    ),
+    (
+        step(query_start_loc=np.array([0, 1], np.int32), num_tokens_padded=0),
+        "num_tokens_padded is 0, which is less than the 1 tokens of the batch",
+        {"num_tokens_padded": 0, "num_tokens": 1},
     ),
     (
         step(query_start_loc=np.array([0, 3], np.int32), num_tokens_padded=5),
@@ -136,14 +155,15 @@ REFUSALS: list[tuple[Call, str, dict[str, object]]] = [
         {"argument": "positions", "dtype": "int64", "dims": 2},
     ),
     (
-        lambda tables: tables.gather_csr(0, np.array([8, 89, 90], np.int32), 3),
-        "89 tokens are more than the 88 of a row: ",
-        {"seq_len": 89, "capacity": 88},
+        gather([0, 57, 90]),
+        "seq_lens[1] is 57, but request 1 holds 7 blocks of 8 tokens in group 0, which is 56 "
+        "tokens",
+        {"request": 1, "group": 0, "seq_len": 57, "held": 7, "capacity": 56},
     ),
     (
-        lambda tables: tables.gather_csr(0, np.array([8, -2, -3], np.int32), 3),
-        "seq_lens must hold counts of tokens, not -2",
-        {"seq_len": -2},
+        gather([0, -2, -3]),
+        "seq_lens[1] is -2; it must be a count of tokens",
+        {"request": 1, "seq_len": -2},
     ),
     (
         lambda tables: tables.gather_csr(0, np.array([8], np.int32), 3),
@@ -153,7 +173,7 @@ REFUSALS: list[tuple[Call, str, dict[str, object]]] = [
     (
         lambda tables: tables.gather_csr(2, np.array([8], np.int32), 1),
         "a group of kind mamba has no blocks that follow one another",
-        {"kind": "mamba"},
+        {"group": 2, "kind": "mamba"},
     ),
     (
         lambda tables: StagedBlockTables(LAYOUTS, device="cpu", num_blocks=[100, 50]),

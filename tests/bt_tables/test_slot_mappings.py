@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.support.executors import CheckedExecutor, InterpretedExecutor
 from tests.support.poison import POISON, misaligned
-from tests.support.tables import batch_of, on_twin_and_kernel, plan_groups, slots_of_row
+from tests.support.tables import (
+    batch_of,
+    on_device,
+    on_twin_and_kernel,
+    plan_groups,
+    slots_of_row,
+)
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
 from bt_tables.devices import Executor
@@ -17,9 +25,11 @@ from bt_width import (
     AttentionSpec,
     BlockTableLayout,
     ContextParallel,
+    InvalidEditError,
     MambaSpec,
     RingSpec,
     ServingLimits,
+    WidthMismatchError,
 )
 
 pytestmark = pytest.mark.fast
@@ -236,15 +246,175 @@ def test_slots_past_the_real_tokens_are_padding_to_the_end(executor_class: Execu
 
 @on_twin_and_kernel
 def test_tokens_past_the_padded_count_are_not_mapped(executor_class: ExecutorClass) -> None:
+    """Starts on the device are not read by the host: the kernel ends where the slots do."""
     tables = StagedBlockTables(
         plan_groups(LIMITS, AttentionSpec(block_size=16)), device=executor_class()
     )
     tables.append_block_ids(0, [[1]])
+    batch = batch_of([0], [range(6)], num_tokens_padded=4)
 
-    tables.step(batch_of([0], [range(6)], num_tokens_padded=4))
+    tables.step(batch._replace(query_start_loc=on_device(batch.query_start_loc)))
 
     everything = tables._storage.slot_mappings(8)
     assert everything.tolist() == [[16, 17, 18, 19, -1, -1, -1, -1]]
+    with pytest.raises(InvalidEditError, match="num_tokens_padded is 4, which is less than the 6"):
+        tables.step(batch)
+
+
+@on_twin_and_kernel
+def test_tokens_past_the_positions_are_not_mapped(executor_class: ExecutorClass) -> None:
+    """Where the starts are on the device, positions bound what may be read."""
+    tables = StagedBlockTables(
+        plan_groups(LIMITS, AttentionSpec(block_size=16)), device=executor_class()
+    )
+    tables.append_block_ids(0, [[1]])
+    behind = torch.full((9,), 7)
+    behind[:3] = torch.arange(3)
+
+    slots = tables.step(
+        StepBatch(
+            np.zeros(1, np.int32),
+            on_device(np.array([0, 8], np.int32)),
+            on_device(behind[:3]),
+            1,
+            8,
+        )
+    ).slot_mappings
+
+    assert slots.tolist() == [[16, 17, 18, -1, -1, -1, -1, -1]]
+
+
+def four_rows(executor: Executor) -> StagedBlockTables:
+    """Rows 0 to 3 with blocks 1, 11, 21 and 31 of 16 tokens."""
+    tables = StagedBlockTables(plan_groups(LIMITS, AttentionSpec(block_size=16)), device=executor)
+    for row in range(4):
+        tables.append_block_ids(row, [[1 + 10 * row]])
+    return tables
+
+
+@on_twin_and_kernel
+@pytest.mark.parametrize("end", [2, 40, 2**31 - 1])
+@pytest.mark.parametrize("place", [np.asarray, on_device], ids=["host", "device"])
+def test_an_empty_batch_has_no_tokens_whatever_its_starts_say(
+    place: Callable[[object], Any], end: int, executor_class: ExecutorClass
+) -> None:
+    tables = four_rows(executor_class())
+    positions = place(np.zeros(64, np.int64))
+    batch = StepBatch(np.empty(0, np.int32), place(np.array([end], np.int32)), positions, 0, 64)
+    whole = tables.dummy_slot_mappings(64)
+    tables.step(batch_of([0], [range(16)]))
+
+    assert tables.step(batch).slot_mappings.tolist() == [[PAD_SLOT] * 64]
+    assert tables.compute_slot_mappings(*batch[:3], 64).tolist() == [[PAD_SLOT] * 64]
+    assert (whole == PAD_SLOT).all()
+
+
+@on_twin_and_kernel
+def test_tokens_before_the_first_start_belong_to_nobody(executor_class: ExecutorClass) -> None:
+    tables = four_rows(executor_class())
+    starts = np.array([3, 5, 8], np.int32)
+    batch = StepBatch(np.array([2, 1], np.int32), starts, np.arange(8), 2, 8)
+
+    with pytest.raises(InvalidEditError, match="begins with 3"):
+        tables.step(batch)
+    slots = tables.step(batch._replace(query_start_loc=on_device(starts))).slot_mappings
+
+    assert slots.tolist() == [[-1, -1, -1, 339, 340, 181, 182, 183]]
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [0, 5, 2, 4],
+        [0, 7, 7, 3],
+        [0, 2**31 - 1, 4, 6],
+        [-5, 2, 4, 6],
+        [0, -3, 2, 6],
+        [-(2**31), 2**31 - 1, -1, 8],
+        [6, 4, 2, 8],
+        [0, 3, 3, 100],
+        [0, 1, 2, -4],
+    ],
+    ids=str,
+)
+def test_starts_in_no_order_never_lead_out_of_the_batch(starts: list[int]) -> None:
+    """Kernel and reference agree, and no token gets a slot of a row outside its batch."""
+    rows = [3, 1, 2]
+    found = []
+    for executor_class in (CheckedExecutor, InterpretedExecutor):
+        tables = four_rows(executor_class())
+        batch = StepBatch(
+            np.array(rows, np.int32),
+            on_device(np.array(starts, np.int32)),
+            np.arange(8),
+            3,
+            8,
+        )
+        found.append(tables.step(batch).slot_mappings.tolist()[0])
+
+    reference, kernel = found
+    assert reference == kernel
+    blocks = [-1 if slot < 0 else slot // 16 for slot in reference]
+    assert set(blocks) <= {-1, *(1 + 10 * row for row in rows)}
+    for token, block in enumerate(blocks):
+        # a token that has a slot lies between its request's start and end
+        if block >= 0:
+            request = rows.index((block - 1) // 10)
+            assert 0 <= starts[request] <= token < starts[request + 1]
+
+
+def test_starts_that_fall_are_refused_on_the_host() -> None:
+    tables = four_rows(CheckedExecutor())
+    batch = StepBatch(
+        np.array([0, 1, 2], np.int32), np.array([0, 5, 2, 4], np.int32), np.arange(5), 3, 5
+    )
+
+    with pytest.raises(InvalidEditError, match="falls from 5 to 2 at 2") as refused:
+        tables.step(batch)
+
+    assert refused.value.facts == {"place": 2, "start": 2}
+
+
+@on_twin_and_kernel
+@pytest.mark.parametrize("place", [np.asarray, on_device], ids=["host", "device"])
+def test_starts_padded_with_their_end_are_those_without(
+    place: Callable[[object], Any], executor_class: ExecutorClass
+) -> None:
+    tables = four_rows(executor_class())
+    batch = batch_of([2, 0, 1], [[0, 1], [], [3]], num_tokens_padded=5)
+    expected = tables.step(batch).slot_mappings.tolist()
+    padded = place(np.array([0, 2, 2, 3, 3, 3, 3], np.int32))
+
+    found = tables.step(batch._replace(query_start_loc=padded)).slot_mappings.tolist()
+
+    assert found == expected == [[336, 337, 179, -1, -1]]
+    rows = batch.idx_mapping
+    mapped = tables.compute_slot_mappings(rows, padded, batch.positions, 5)
+    assert mapped.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        pytest.param({"idx_mapping": [0]}, r"np\.array\(idx_mapping, dtype=np\.int32\)", id="rows"),
+        pytest.param({"query_start_loc": [0, 1]}, "dtype=np.int32", id="starts"),
+        pytest.param(
+            {"positions": [0]}, r"np\.array\(positions, dtype=np\.int64\)", id="positions"
+        ),
+        pytest.param(
+            {"idx_mapping": on_device(np.zeros(1, np.int32))},
+            "idx_mapping must be on the host, .* would wait for the device",
+            id="rows-on-the-device",
+        ),
+    ],
+)
+def test_lists_and_rows_on_the_device_are_refused_with_what_to_do(
+    change: dict[str, Any], says: str
+) -> None:
+    tables = four_rows(CheckedExecutor())
+
+    with pytest.raises(WidthMismatchError, match=says):
+        tables.step(batch_of([0], [[0]])._replace(**change))
 
 
 @on_twin_and_kernel

@@ -12,7 +12,7 @@ from tests.support.executors import CheckedExecutor
 from tests.support.poison import POISON
 from tests.support.tables import batch_of, columns, on_twin_and_kernel, plan_groups
 
-from bt_tables import StagedBlockTables, StepBatch
+from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
 from bt_tables.devices import Executor, StepLaunch
 from bt_tables._storage import Storage
 from bt_width import (
@@ -189,9 +189,7 @@ def test_e10_the_slot_buffer_has_exactly_the_limit(drafts: int) -> None:
     tables = StagedBlockTables(plan_groups(limits, SPEC), device="cpu")
 
     assert tables.dummy_slot_mappings(most).shape == (1, most)
-    with pytest.raises(
-        InvalidEditError, match=f"num_tokens_padded must be an int in 0..{most}, not"
-    ):
+    with pytest.raises(InvalidEditError, match=f"num_tokens must be an int in 0..{most}, not"):
         tables.dummy_slot_mappings(most + 1)
 
 
@@ -270,28 +268,25 @@ def test_g7_nothing_to_do_is_not_launched() -> None:
     assert executor.counts.launches == executor.counts.copies == 0
 
 
-def test_g7_no_groups_give_empty_results() -> None:
-    tables = StagedBlockTables([], device="cpu")
-    tables.append_block_ids(0, [])
-    tables.apply_staged_writes()
-    tables.clear_row(0)
-    tables.warmup()
+@pytest.mark.parametrize(
+    ("layouts", "says"),
+    [
+        pytest.param([], "at least one", id="none"),
+        pytest.param(
+            plan_groups(LIMITS, SPEC)[0], r"hand over \[layout\]", id="a-layout-for-a-list"
+        ),
+        pytest.param(None, "must be a list of layouts", id="no-list"),
+        pytest.param([SPEC], "the layout of group 0 must be a BlockTableLayout", id="a-spec"),
+    ],
+)
+@pytest.mark.parametrize("tables_class", [StagedBlockTables, MultiGroupBlockTable])
+def test_layouts_that_are_none_are_refused_in_a_sentence(
+    tables_class: type[StagedBlockTables | MultiGroupBlockTable], layouts: Any, says: str
+) -> None:
+    with pytest.raises(InvalidSpecError, match=says) as refused:
+        tables_class(layouts, device="cpu")
 
-    found = tables.step(batch_of([0], [[1, 2]], num_reqs_padded=3, num_tokens_padded=9))
-
-    assert found.block_tables == ()
-    assert found.slot_mappings.shape == (0, 9)
-    assert tables.gather_block_tables(np.zeros(1, np.int32), 2) == ()
-    assert tables.dummy_block_tables(5) == ()
-    assert tables.dummy_slot_mappings(4).shape == (0, 4)
-
-
-def test_without_groups_any_int32_is_a_number_of_tokens() -> None:
-    tables = StagedBlockTables([], device="cpu")
-
-    assert tables.dummy_slot_mappings(2**31 - 1).shape == (0, 2**31 - 1)
-    with pytest.raises(InvalidEditError):
-        tables.dummy_slot_mappings(2**31)
+    assert len(str(refused.value)) < 200
 
 
 @on_twin_and_kernel
@@ -516,7 +511,7 @@ def test_numpy_integers_are_rows_and_ids() -> None:
             id="int64-starts",
         ),
         pytest.param(
-            batch_of([0], [[1]])._replace(query_start_loc=np.zeros(3, np.int32)),
+            batch_of([0], [[1]])._replace(query_start_loc=np.array([0, 1, 2], np.int32)),
             WidthMismatchError,
             id="a-start-too-many",
         ),

@@ -216,4 +216,5 @@ def test_a_commit_sends_the_dirty_span_of_each_row() -> None:
 
     assert (executor.counts.copies, executor.counts.launches) == (1, 1)
     assert executor.counts.bytes_sent <= 2048
-    assert executor.counts.elements_written == STEADY_ROWS * (1 + 4)
+    # in the rows, and in the batch rows that mirror them
+    assert executor.counts.elements_written == STEADY_ROWS * (1 + 4) * 2

@@ -122,7 +122,7 @@ def random_batch(draw: random.Random, model: TableModel, rows: list[int]) -> Ran
         starts,
         positions,
         draw.randint(len(rows), limits.max_num_reqs),
-        draw.randint(starts[-1] // 2, limits.max_num_batched_tokens),
+        draw.randint(starts[-1], limits.max_num_batched_tokens),
     )
 
 

@@ -61,6 +61,17 @@ def slots_of_row(
     return found
 
 
+class _OnDevice(torch.Tensor):
+    """A tensor of the CPU that tables take for one of a device."""
+
+    is_cpu = False  # type: ignore[assignment]  # a property of tensors
+
+
+def on_device(array: object) -> torch.Tensor:
+    """The same ints as tables on a CPU take them for a device's: nothing reads them early."""
+    return torch.as_tensor(array).as_subclass(_OnDevice)
+
+
 def columns(table: torch.Tensor, row: int, count: int) -> list[int]:
     """The first columns of a row; the others must be null."""
     assert not table[row, count:].any()

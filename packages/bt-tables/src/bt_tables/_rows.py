@@ -189,9 +189,7 @@ class DeviceRows:
         num_rows, num_groups = self.storage.num_rows, len(layouts)
         self._form = form = RecordForm(num_groups)
         # an edit of every row, a decode batch of all of them, and a prompt's ids
-        self._ring = PacketRing(
-            executor, num_rows, num_packets, num_rows * (form.size + 8) + 4096
-        )
+        self._ring = PacketRing(executor, num_rows, num_packets, num_rows * (form.size + 8) + 4096)
         self._ints = np.zeros((num_rows, form.size), np.int32)
         self._ints[:, ROW_AT] = np.arange(num_rows)
         self._lines = self._ints.view(form.line).reshape(-1)
@@ -200,9 +198,7 @@ class DeviceRows:
         self._one_int = memoryview(self._ints)
         self._room = np.tile(np.array(self.checks.blocks_per_row, np.int32), (num_rows, 1))
         self._longest_row = max(self.checks.blocks_per_row)
-        self._max_split = max(
-            layout.addressing.kernel_blocks_per_block for layout in layouts
-        )
+        self._max_split = max(layout.addressing.kernel_blocks_per_block for layout in layouts)
         self._ordinals = np.arange(1, num_rows + 1, dtype=np.int32)
         self._scratch = np.zeros(num_rows, np.int32)
 
@@ -578,6 +574,8 @@ class DeviceRows:
         fields["blocks"] = totals.view(form.of_groups).reshape(-1)
         if nulled is not None:
             found[:, form.nulled] = nulled
+        elif replaces is True:
+            found[:, form.nulled] = 0
         elif replaces is not False:
             found[replaces, form.nulled] = 0
         longest = len(ids) if replaces is False and nulled is None else self._longest_row
@@ -656,13 +654,17 @@ class DeviceRows:
             keep, blocks = found[:, form.keep], found[:, form.blocks]
             totals = blocks.astype(np.int64) + counts[wave]
             self.checks.counts(named[wave], counts[wave], totals)
-            runs = np.stack((found[:, form.base] + keep, starts[wave]), axis=-1)
-            lengths = np.stack((blocks - keep, counts[wave]), axis=-1)
-            sources, joined_at = run_places(runs, lengths)
-            packet = self._ring.with_room(packet, used, len(sources))
-            found[:, form.base] = used + joined_at[..., 0] - keep
+            base = starts[wave] - keep
+            if (blocks > keep).any():
+                # what is fresh already and what is new, as one run
+                runs = np.stack((found[:, form.base] + keep, starts[wave]), axis=-1)
+                lengths = np.stack((blocks - keep, counts[wave]), axis=-1)
+                sources, joined_at = run_places(runs, lengths)
+                packet = self._ring.with_room(packet, used, len(sources))
+                base = used + joined_at[..., 0] - keep
+                used = packet.put(used, packet.ints[sources])
+            found[:, form.base] = base
             found[:, form.blocks] = totals
-            used = packet.put(used, packet.ints[sources])
             records[place[wave]] = found
         if nulled is not None:
             records[place, form.nulled] = nulled
@@ -696,7 +698,8 @@ class DeviceRows:
         copies[~is_row, FIELDS_AT:] = 0
         copies[:, ROW_AT] = wanted
         copies[:, BATCH_ROW_AT] = changed
-        copies[:, form.blocks_before] = filled[changed]
+        filled_before = filled[changed]
+        copies[:, form.blocks_before] = filled_before
 
         batch_row_of = staying.copy()
         unmirrored = is_row & (staying[wanted] == NOWHERE)
@@ -707,6 +710,8 @@ class DeviceRows:
         row_of[changed] = np.where(mirrors, wanted, np.where(is_row, _STALE, _NULL))
         filled[changed] = copies[:, form.blocks]
         has_repeats = not np.array_equal(mirrors, is_row)
+        # where an empty row takes the place of an empty one there is nothing to write
+        writes = copies[:, form.after].any(axis=1) | filled_before.any(axis=1)
         after = Batch(
             requests.copy(),
             None if has_repeats else requests.tobytes(),
@@ -716,7 +721,7 @@ class DeviceRows:
             len(requests),
             has_repeats,
         )
-        return _Move(copies, staying, after)
+        return _Move(copies[writes], staying, after)
 
     def _chunks(self, edits: IntArray, copies: IntArray, longest: int) -> int:
         """Return how many programs share a record's columns; any number would be right."""

@@ -27,9 +27,7 @@ class Kernel(Protocol):
         ...
 
 
-def jit(
-    function: Callable[..., object] | None = None, *, any_value: Sequence[str] = ()
-) -> Any:
+def jit(function: Callable[..., object] | None = None, *, any_value: Sequence[str] = ()) -> Any:
     """Make a Triton kernel of a function.
 
     What is annotated ``tl.tensor`` may have any value: sizes that differ from step to step
