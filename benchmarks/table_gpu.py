@@ -14,9 +14,8 @@ import torch
 from benchmarks.table_workloads import REQUESTS, WORKLOADS, decode_batch, layouts, start
 
 from bt_tables import StagedBlockTables
-from bt_tables.devices import StepLaunch
 from bt_tables._storage import Storage
-from bt_tables.devices import CudaExecutor
+from bt_tables.devices import CudaExecutor, StepLaunch
 
 WIDTHS = (2048, 16_384)
 STEPS = 200

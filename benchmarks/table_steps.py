@@ -24,9 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.table_workloads import WORKLOADS, Turn, WholeRows, decode_batch, layouts, start
 
 from bt_tables import StagedBlockTables
-from bt_tables.devices import StepLaunch
 from bt_tables._storage import Storage
-from bt_tables.devices import CpuExecutor
+from bt_tables.devices import CpuExecutor, StepLaunch
 
 WIDTHS = (2048, 16_384)
 BOUNDS_US = {"steady": 19.0, "burst": 60.0, "prompt": 55.0}

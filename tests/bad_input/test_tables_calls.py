@@ -111,6 +111,8 @@ STAGED = {
     "stage": ("rows", "counts", "ids"),
     "clear_row": ("row",),
     "null_prefix": ("row", "group", "num_blocks"),
+    "num_blocks": ("row", "group"),
+    "rows": ("group",),
     "gather_block_tables": ("idx_mapping", "num_reqs_padded"),
     "compute_slot_mappings": (
         "idx_mapping",
@@ -126,11 +128,14 @@ STAGED = {
 BATCH = {
     "append_row": ("block_ids", "row"),
     "add_row": ("block_ids", "row"),
+    "append_rows": ("rows", "counts", "ids"),
     "clear_row": ("row",),
     "move_row": ("src", "dst"),
     "swap_rows": ("a", "b"),
     "null_prefix": ("row", "group", "num_blocks"),
     "commit": ("num_reqs",),
+    "num_blocks": ("row", "group"),
+    "rows": ("group",),
     "block_table": ("group",),
     "compute_slot_mappings": ("query_start_loc", "positions", "num_tokens_padded"),
     "gather_csr": ("group", "seq_lens", "num_reqs"),
@@ -159,6 +164,8 @@ def step_call() -> Call:
 def batch_call(name: str) -> Call:
     tables = batch_tables()
     good = {argument: GOOD[argument] for argument in BATCH[name]}
+    if "seq_lens" in good:
+        good["seq_lens"] = lambda: np.array([9, 0, 0], np.int32)
     method = getattr(tables, name)
     return Call(f"MultiGroupBlockTable.{name}", method, good, lambda: batch_is_unharmed(tables))
 

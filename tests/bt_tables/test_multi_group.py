@@ -347,7 +347,7 @@ def test_errors_name_rows_as_the_caller_does() -> None:
         tables.append_row([[1] * 16], 0)
     with pytest.raises(RowOverflowError, match="cannot null 2 blocks of row 0"):
         tables.null_prefix(0, 0, 2)
-    with pytest.raises(InvalidEditError, match="src must be an int in 0..3"):
+    with pytest.raises(InvalidEditError, match=r"src must be an int in 0\.\.3"):
         tables.move_row(4, 0)
 
 

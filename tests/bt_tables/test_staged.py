@@ -13,8 +13,8 @@ from tests.support.poison import POISON
 from tests.support.tables import batch_of, columns, on_twin_and_kernel, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
-from bt_tables.devices import Executor, StepLaunch
 from bt_tables._storage import Storage
+from bt_tables.devices import Executor, StepLaunch
 from bt_width import (
     PAD_SLOT,
     AttentionSpec,

@@ -14,9 +14,8 @@ from tests.support.table_model import TableModel
 from tests.support.tables import plan_groups
 
 from bt_tables import StagedBlockTables
-from bt_tables.devices import CsrLaunch, StepLaunch
 from bt_tables._storage import Storage
-from bt_tables.devices import CpuExecutor
+from bt_tables.devices import CpuExecutor, CsrLaunch, StepLaunch
 from bt_tables.kernels import fused_step, gather_csr
 from bt_width import AttentionSpec, MambaSpec, ServingLimits
 

@@ -64,7 +64,7 @@ def slots_of_row(
 class _OnDevice(torch.Tensor):
     """A tensor of the CPU that tables take for one of a device."""
 
-    is_cpu = False  # type: ignore[assignment]  # a property of tensors
+    is_cpu = False
 
 
 def on_device(array: object) -> torch.Tensor:

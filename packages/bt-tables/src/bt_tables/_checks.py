@@ -446,7 +446,7 @@ class EditChecks:
     ) -> IntArray:
         parts = []
         for group, ids in enumerate(block_ids):
-            part = ids if type(ids) is np.ndarray else np.array(list(ids))
+            part = ids if isinstance(ids, np.ndarray) else np.array(list(ids))
             if part.size:
                 is_bad = part.dtype.kind not in "iu" or part.ndim != 1 or part.max() > _MAX_INT32
                 # a bool among ints is 0 or 1 by now

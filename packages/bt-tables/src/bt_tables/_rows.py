@@ -195,7 +195,7 @@ class DeviceRows:
         self._lines = self._ints.view(form.line).reshape(-1)
         # one int, and not an array's: it is looked at for every listed edit
         self._held_at = range(form.blocks.start, form.blocks.stop)
-        self._one_int = memoryview(self._ints)
+        self._one_int = self._ints.data
         self._room = np.tile(np.array(self.checks.blocks_per_row, np.int32), (num_rows, 1))
         self._longest_row = max(self.checks.blocks_per_row)
         self._max_split = max(layout.addressing.kernel_blocks_per_block for layout in layouts)
@@ -598,9 +598,8 @@ class DeviceRows:
 
     def _are_new(self, index: IntArray, staged: Staged) -> bool:
         """Whether rows are distinct and none of them waits."""
-        if staged.num_rows:
-            if np.count_nonzero(self._staged_in.take(index) == staged.generation):
-                return False
+        if staged.num_rows and staged.generation in self._staged_in.take(index):
+            return False
         if not np.count_nonzero(index[1:] <= index[:-1]):
             return True
         if len(index) > len(self._scratch):

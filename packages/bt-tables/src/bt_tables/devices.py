@@ -27,7 +27,7 @@ StepLaunch: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int]
 """Launch a step: the packet, the query starts, the positions, how many programs."""
 
 CsrLaunch: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, int], None]
-"""Gather a table's ids: the table, ``indptr``, the output, its elements, tokens of a column or 0."""
+"""Gather ids: the table, ``indptr``, the output, its elements, tokens of a column or 0."""
 
 
 class Fence(Protocol):

@@ -7,7 +7,7 @@ are imported only where a table is made on CUDA or a test asks for its kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, overload
 
 import triton
 from triton import language as tl
@@ -27,7 +27,17 @@ class Kernel(Protocol):
         ...
 
 
-def jit(function: Callable[..., object] | None = None, *, any_value: Sequence[str] = ()) -> Any:
+@overload
+def jit(function: Callable[..., object]) -> Kernel: ...
+
+
+@overload
+def jit(*, any_value: Sequence[str] = ...) -> Callable[[Callable[..., object]], Kernel]: ...
+
+
+def jit(
+    function: Callable[..., object] | None = None, *, any_value: Sequence[str] = ()
+) -> Kernel | Callable[[Callable[..., object]], Kernel]:
     """Make a Triton kernel of a function.
 
     What is annotated ``tl.tensor`` may have any value: sizes that differ from step to step

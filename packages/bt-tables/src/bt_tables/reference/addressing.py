@@ -6,15 +6,12 @@ same kind. The kernels' form is ``kernels.addressing``; both are tested against 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from bt_width import NULL_BLOCK, InvalidSpecError
-
-if TYPE_CHECKING:
-    from bt_width import Addressing
+from bt_width import NULL_BLOCK, Addressing, InvalidSpecError
 
 Ints = TypeVar("Ints", np.ndarray[Any, np.dtype[Any]], torch.Tensor)
 
@@ -84,6 +81,6 @@ def expand(addressing: Addressing, block_ids: Ints) -> Ints:
         ids = block_ids[..., None] * split + parts
         ids.masked_fill_(block_ids[..., None] == NULL_BLOCK, NULL_BLOCK)
         return ids.flatten(-2)
-    found = block_ids[..., None] * split + np.arange(split, dtype=block_ids.dtype)
+    found: Ints = block_ids[..., None] * split + np.arange(split, dtype=block_ids.dtype)
     found[block_ids == NULL_BLOCK] = NULL_BLOCK
-    return found.reshape(*block_ids.shape[:-1], block_ids.shape[-1] * split)
+    return np.reshape(found, (*block_ids.shape[:-1], block_ids.shape[-1] * split))
