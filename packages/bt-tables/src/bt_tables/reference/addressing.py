@@ -65,8 +65,8 @@ def local_lengths(addressing: Addressing, lengths: Ints, rank: int | None = None
     per_turn = addressing.shards * interleave
     # whole turns over all ranks, then what of the last turn is this rank's
     rest = (lengths % per_turn - own * interleave).clip(0, interleave)
-    whole: Ints = lengths // per_turn * interleave
-    return whole + rest
+    local: Ints = lengths // per_turn * interleave + rest
+    return local
 
 
 def expand(addressing: Addressing, block_ids: Ints) -> Ints:
