@@ -24,6 +24,7 @@ from bt_runner.models.layers.indexer import IndexProjections
 from bt_runner.models.layers.mamba2 import Mamba2Mixer
 from bt_runner.models.layers.mla import LatentProjections
 from bt_runner.models.layers.numerics import rms_norm, widened
+from bt_runner.models.layers.pieces import WORKSPACE_BYTES
 from bt_runner.models.layers.sparse_attention import Indexer, SparseAttention
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
@@ -34,19 +35,38 @@ class PagedModel:
     """Runs a step's tokens through all layers."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, caches: Caches, sharding: Sharding
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        caches: Caches,
+        sharding: Sharding,
+        workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
-        """Build the layers over their caches; attention's are spread over ranks."""
+        """Build the layers over their caches; attention's are spread over ranks.
+
+        Args:
+            config: The model.
+            weights: Its tensors.
+            caches: What its layers keep.
+            sharding: How attention's caches are spread.
+            workspace_bytes: What the temporary tensors of a layer may take; work that needs
+                more is done in pieces.
+        """
         self._config = config
         self._weights = weights
         self._layers: list[_AttentionBlock | _MambaBlock] = []
         for index, layer in enumerate(config.layers):
             match layer:
                 case AttentionLayer():
-                    block = _AttentionBlock(layer, index, config, weights, caches, sharding)
-                    self._layers.append(block)
+                    self._layers.append(
+                        _AttentionBlock(
+                            layer, index, config, weights, caches, sharding, workspace_bytes
+                        )
+                    )
                 case MambaLayer():
-                    self._layers.append(_MambaBlock(layer, index, config, weights, caches))
+                    self._layers.append(
+                        _MambaBlock(layer, index, config, weights, caches, workspace_bytes)
+                    )
 
     def forward(self, step: ModelStep) -> list[Tensor]:
         """Return the residual stream after each layer, ``[T, hidden]`` each."""
@@ -80,24 +100,33 @@ class _AttentionBlock:
         weights: Weights,
         caches: Caches,
         sharding: Sharding,
+        workspace_bytes: int,
     ) -> None:
         prefix = config.names.layer(index)
         self._eps = config.norm_eps
         self._first_norm = weights[f"{prefix}input_layernorm.weight"]
         self._second_norm = weights[f"{prefix}post_attention_layernorm.weight"]
-        self._feed_forward = feed_forward(layer.feed_forward, weights, f"{prefix}mlp.")
+        self._feed_forward = feed_forward(
+            layer.feed_forward, weights, f"{prefix}mlp.", workspace_bytes
+        )
         projections = LatentProjections(layer.mla, weights, f"{prefix}self_attn.")
         cache = caches[index, LATENT]
         self._attention: DenseAttention | SparseAttention
         match layer.selection:
             case SelectAll():
-                self._attention = DenseAttention(projections, cache, DENSE, sharding)
+                self._attention = DenseAttention(
+                    projections, cache, DENSE, sharding, workspace_bytes
+                )
             case SelectTopK() as selection:
                 own = IndexProjections(selection, weights, f"{prefix}self_attn.indexer.")
-                indexer = Indexer(own, caches[index, INDEX], SPARSE, sharding)
-                self._attention = SparseAttention(projections, cache, SPARSE, sharding, indexer)
+                indexer = Indexer(own, caches[index, INDEX], SPARSE)
+                self._attention = SparseAttention(
+                    projections, cache, SPARSE, sharding, indexer, workspace_bytes
+                )
             case SelectShared():
-                self._attention = SparseAttention(projections, cache, SPARSE, sharding, None)
+                self._attention = SparseAttention(
+                    projections, cache, SPARSE, sharding, None, workspace_bytes
+                )
 
     def __call__(
         self, hidden: Tensor, step: ModelStep, chosen: Tensor | None
@@ -122,11 +151,14 @@ class _MambaBlock:
         config: ModelConfig,
         weights: Weights,
         caches: Caches,
+        workspace_bytes: int,
     ) -> None:
         prefix = config.names.layer(index)
         self._eps = config.norm_eps
         self._norm = weights[f"{prefix}norm.weight"]
-        self._mixer = Mamba2Mixer(layer, weights, f"{prefix}mixer.", config.norm_eps)
+        self._mixer = Mamba2Mixer(
+            layer, weights, f"{prefix}mixer.", config.norm_eps, workspace_bytes
+        )
         self._conv, self._state = caches[index, CONV], caches[index, STATE]
 
     def __call__(

@@ -61,6 +61,11 @@ class ModelStep:
     dtype: torch.dtype
     rotations: dict[Rope, Rotation] = field(default_factory=dict)
 
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes of a number that is at least float32."""
+        return max(self.dtype.itemsize, 4)
+
     def rotation(self, rope: Rope) -> Rotation:
         """Return the turns of this step's tokens, computed once for all layers."""
         if rope not in self.rotations:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import torch
 from torch import Tensor
 
@@ -9,75 +11,127 @@ from bt_builders import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
 from bt_runner.models.cache.paging import read_line, read_rows, write
 from bt_runner.models.layers.attention import PartialAttention, attend, merge
 from bt_runner.models.layers.mla import LatentProjections
+from bt_runner.models.layers.numerics import Rotation
+from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
+
+_LONGEST_PIECE = 256
+"""Tokens of a prompt that attend together: what lies behind the last of them is not multiplied."""
 
 
 class DenseAttention:
     """MLA in which every token sees every earlier one."""
 
     def __init__(
-        self, projections: LatentProjections, cache: Tensor, group: str, sharding: Sharding
+        self,
+        projections: LatentProjections,
+        cache: Tensor,
+        group: str,
+        sharding: Sharding,
+        workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         """Take the projections, the layer's ``[blocks, size, row]`` cache and its group."""
         self._sharding = sharding
         self._projections = projections
         self._cache = cache
         self._group = group
+        self._workspace_bytes = workspace_bytes
 
     def __call__(self, hidden: Tensor, step: ModelStep) -> Tensor:
         """Return the attention's output for ``hidden`` [T, hidden], and keep its rows."""
-        config = self._projections.config
         metadata = step.groups[self._group].of(MLAMetadata)
-        projected = self._projections.project(hidden, step.rotation(config.rope))
-        write(self._cache.flatten(0, 1), metadata.slot_mapping, projected.row)
-        num_decode = metadata.decode.num_tokens
+        rotation = step.rotation(self._projections.config.rope)
+        rows = self._projections.rows(hidden, rotation)
+        write(self._cache.flatten(0, 1), metadata.slot_mapping, rows)
         parts = []
-        if num_decode:
-            req_of_token = step.req_of_token[:num_decode]
-            parts.append(self._decode(projected.query[:num_decode], req_of_token, metadata.decode))
+        if metadata.decode.num_tokens:
+            parts += self._decode(hidden, rotation, step, metadata.decode)
         if metadata.prefill.num_tokens:
-            tokens = slice(num_decode, num_decode + metadata.prefill.num_tokens)
-            req_of_token = step.req_of_token[tokens] - metadata.prefill.first_req
-            query, rows = projected.query[tokens], projected.row[tokens]
-            parts.append(self._prefill(query, rows, req_of_token, metadata.prefill))
-        return self._projections.output(torch.cat(parts))
+            parts += self._prefill(hidden, rows, rotation, step, metadata.prefill)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _decode(self, query: Tensor, req_of_token: Tensor, part: MLADecodeMetadata) -> Tensor:
-        """Return ``[tokens, H, R]``: each token attends to its request's cache."""
-        rows = read_rows(self._cache, part.block_table, part.max_seq_len)
-        if part.is_uniform:
-            per_request = query.view(-1, part.max_query_len, *query.shape[1:])
-            lengths = part.token_seq_lens.view(-1, part.max_query_len)
-        else:
-            per_request, lengths = query[:, None], part.token_seq_lens[:, None]
-            rows = rows[req_of_token]
-        columns = torch.arange(rows.shape[1], device=rows.device)
-        own = self._attend(per_request, rows, columns < lengths[..., None])
-        return self._sharding.merge(own).values.flatten(0, 1)
+    def _decode(
+        self, hidden: Tensor, rotation: Rotation, step: ModelStep, part: MLADecodeMetadata
+    ) -> list[Tensor]:
+        """Return the outputs of tokens that each attend to their request's cache."""
+        per_row = part.max_query_len if part.is_uniform else 1
+        num_seen = part.max_seq_len
+        bytes_per_row = num_seen * self._bytes_of_row() + per_row * self._bytes_of(num_seen)
+        outputs = []
+        for span in pieces(part.num_tokens // per_row, bytes_per_row, self._workspace_bytes):
+            tokens = slice(span.start * per_row, span.stop * per_row)
+            query = self._projections.queries(hidden[tokens], rotation.at(tokens)).heads
+            # where queries are of different lengths, each token reads its request's row
+            table = part.block_table[span if part.is_uniform else step.req_of_token[tokens]]
+            rows = read_rows(self._cache, table, num_seen)
+            lengths = part.token_seq_lens[tokens].view(-1, per_row, 1)
+            columns = torch.arange(rows.shape[1], device=rows.device)
+            own = self._attend(query.view(-1, per_row, *query.shape[1:]), rows, columns < lengths)
+            values = self._sharding.merge(own).values.flatten(0, 1)
+            outputs.append(self._projections.output(values))
+        return outputs
 
     def _prefill(
-        self, query: Tensor, rows: Tensor, req_of_token: Tensor, part: MLAPrefillMetadata
-    ) -> Tensor:
-        """Return ``[tokens, H, R]``: new tokens attend to each other, then to their contexts."""
-        order = torch.arange(len(rows), device=rows.device)
-        is_own = req_of_token[:, None] == req_of_token
-        pieces = [self._attend(query[None], rows[None], (is_own & (order <= order[:, None]))[None])]
-        for chunk in part.context_chunks:
-            own = read_line(
-                self._cache,
-                part.block_table,
-                chunk.local_cu_seq_lens,
-                chunk.num_local_rows,
-                chunk.local_starts,
-            )
-            context = self._sharding.ranks.gather(own).flatten(0, 1)[chunk.gathered_rows]
-            visible = req_of_token[:, None] == chunk.token_to_req
-            pieces.append(self._attend(query[None], context[None], visible[None]))
-        return merge(pieces).values[0]
+        self,
+        hidden: Tensor,
+        rows: Tensor,
+        rotation: Rotation,
+        step: ModelStep,
+        part: MLAPrefillMetadata,
+    ) -> list[Tensor]:
+        """Return the outputs of new tokens that attend to each other, then to their contexts."""
+        common = step.groups[self._group].common
+        whole = slice(part.first_token, part.first_token + part.num_tokens)
+        rows, req_of_token = rows[whole], step.req_of_token[whole] - part.first_req
+        order = torch.arange(part.num_tokens, device=rows.device)
+        reqs = slice(part.first_req, part.first_req + part.num_reqs)
+        starts = (common.query_start_loc_host[reqs] - part.first_token).tolist()
+        most = max([chunk.num_tokens for chunk in part.context_chunks], default=0)
+        bytes_per_token = self._bytes_of(max(most, min(part.num_tokens, part.max_query_len)))
+        workspace = min(self._workspace_bytes, _LONGEST_PIECE * bytes_per_token)
+        outputs = []
+        for piece in pieces(part.num_tokens, bytes_per_token, workspace):
+            tokens = slice(part.first_token + piece.start, part.first_token + piece.stop)
+            query = self._projections.queries(hidden[tokens], rotation.at(tokens)).heads[None]
+            # keys from the piece's first request on: nothing before or behind them is seen
+            keys = slice(starts[bisect_right(starts, piece.start) - 1], piece.stop)
+            is_own = req_of_token[piece, None] == req_of_token[keys]
+            is_past = order[keys] <= order[piece, None]
+            parts = [self._attend(query, rows[None, keys], (is_own & is_past)[None])]
+            for index in range(len(part.context_chunks)):
+                context = self._context(part, index)
+                visible = req_of_token[piece, None] == part.context_chunks[index].token_to_req
+                parts.append(self._attend(query, context[None], visible[None]))
+            outputs.append(self._projections.output(merge(parts).values[0]))
+        return outputs
+
+    def _context(self, part: MLAPrefillMetadata, index: int) -> Tensor:
+        """Return the rows of a chunk of contexts, from all ranks."""
+        chunk = part.context_chunks[index]
+        own = read_line(
+            self._cache,
+            part.block_table,
+            chunk.local_cu_seq_lens,
+            chunk.num_local_rows,
+            chunk.local_starts,
+        )
+        return self._sharding.ranks.gather(own).flatten(0, 1)[chunk.gathered_rows]
 
     def _attend(self, query: Tensor, rows: Tensor, visible: Tensor) -> PartialAttention:
         config = self._projections.config
         return attend(
             query, rows, visible, latent_dim=config.kv_lora_rank, scale=config.softmax_scale
         )
+
+    def _bytes_of_row(self) -> int:
+        """Return the bytes of a row as read, masked and widened."""
+        config = self._projections.config
+        return 3 * (config.kv_lora_rank + config.rope.dim) * max(self._cache.element_size(), 4)
+
+    def _bytes_of(self, num_seen: int) -> int:
+        """Return the bytes that a token's scores, shares, queries and values take."""
+        config = self._projections.config
+        row = config.kv_lora_rank + config.rope.dim
+        size = max(self._cache.element_size(), 4)
+        return size * config.num_heads * (3 * num_seen + 3 * row)

@@ -8,22 +8,31 @@ from torch import Tensor
 
 from bt_runner.models.config import MLP, MoE
 from bt_runner.models.layers.numerics import widened
+from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
 from bt_runner.models.weights import Weights
 
 
 class GatedMLP:
     """``down(silu(gate(x)) * up(x))``."""
 
-    def __init__(self, weights: Weights, prefix: str) -> None:
+    def __init__(
+        self, weights: Weights, prefix: str, workspace_bytes: int = WORKSPACE_BYTES
+    ) -> None:
         """Take the three projections named after ``prefix``."""
+        self._workspace_bytes = workspace_bytes
         self._gate = weights[f"{prefix}gate_proj.weight"]
         self._up = weights[f"{prefix}up_proj.weight"]
         self._down = weights[f"{prefix}down_proj.weight"]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the block's output for ``hidden`` [T, hidden]."""
-        inner = F.silu(F.linear(hidden, self._gate)) * F.linear(hidden, self._up)
-        return F.linear(inner, self._down)
+        bytes_per_token = 4 * len(self._gate) * self._gate.element_size()
+        outputs = []
+        for tokens in pieces(len(hidden), bytes_per_token, self._workspace_bytes):
+            inner = F.silu(F.linear(hidden[tokens], self._gate), inplace=True)
+            inner *= F.linear(hidden[tokens], self._up)
+            outputs.append(F.linear(inner, self._down))
+        return torch.cat(outputs) if len(outputs) != 1 else outputs[0]
 
 
 class MixtureOfExperts:
@@ -34,15 +43,22 @@ class MixtureOfExperts:
     the arithmetic of kernels that route, which this loop, made to be compared, can afford.
     """
 
-    def __init__(self, config: MoE, weights: Weights, prefix: str) -> None:
+    def __init__(
+        self,
+        config: MoE,
+        weights: Weights,
+        prefix: str,
+        workspace_bytes: int = WORKSPACE_BYTES,
+    ) -> None:
         """Take the router's and the experts' tensors named after ``prefix``."""
         self._config = config
         self._router = weights[f"{prefix}gate.weight"]
         self._correction = weights[f"{prefix}gate.e_score_correction_bias"]
         self._experts = [
-            GatedMLP(weights, f"{prefix}experts.{expert}.") for expert in range(config.num_experts)
+            GatedMLP(weights, f"{prefix}experts.{expert}.", workspace_bytes)
+            for expert in range(config.num_experts)
         ]
-        self._shared = GatedMLP(weights, f"{prefix}shared_experts.")
+        self._shared = GatedMLP(weights, f"{prefix}shared_experts.", workspace_bytes)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the block's output for ``hidden`` [T, hidden]."""
@@ -71,10 +87,12 @@ class MixtureOfExperts:
         return torch.zeros_like(affinity).scatter(1, chosen, shares * config.routed_scale)
 
 
-def feed_forward(config: MLP | MoE, weights: Weights, prefix: str) -> GatedMLP | MixtureOfExperts:
+def feed_forward(
+    config: MLP | MoE, weights: Weights, prefix: str, workspace_bytes: int = WORKSPACE_BYTES
+) -> GatedMLP | MixtureOfExperts:
     """Build the block that ``config`` describes."""
     match config:
         case MLP():
-            return GatedMLP(weights, prefix)
+            return GatedMLP(weights, prefix, workspace_bytes)
         case MoE():
-            return MixtureOfExperts(config, weights, prefix)
+            return MixtureOfExperts(config, weights, prefix, workspace_bytes)

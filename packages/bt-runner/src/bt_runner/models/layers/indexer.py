@@ -80,9 +80,10 @@ def score(query: IndexQuery, keys: Tensor) -> Tensor:
 
 
 def choose(scores: Tensor, topk: int) -> Tensor:
-    """Return ``[..., topk]`` columns in rising order, ``NOTHING`` after the last one.
+    """Return ``[..., K]`` columns in rising order, ``NOTHING`` after the last one.
 
-    Of equal scores the lower column wins.
+    K is ``topk``, or S where that is less: no more can be chosen. Of equal scores the lower
+    column wins.
 
     Args:
         scores: ``[..., S]``; -inf where nothing may be chosen.
@@ -96,6 +97,8 @@ def choose(scores: Tensor, topk: int) -> Tensor:
         equal = scores == threshold
         room = topk - above.sum(dim=-1, keepdim=True)
         chosen &= above | (equal & (equal.cumsum(dim=-1) <= room))
+    else:
+        topk = num_columns
     places = (chosen.cumsum(dim=-1) - 1).masked_fill(~chosen, topk)
     columns = torch.arange(num_columns, device=scores.device).expand_as(places)
     out = places.new_full((*scores.shape[:-1], topk + 1), NOTHING)

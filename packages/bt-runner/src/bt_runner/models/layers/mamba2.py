@@ -11,6 +11,7 @@ from bt_runner.models.cache.cache_groups import CHUNK_SIZE
 from bt_runner.models.cache.paging import write
 from bt_runner.models.config import MambaLayer
 from bt_runner.models.layers.numerics import rms_norm, widened
+from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
 from bt_runner.models.layers.recurrence import Convolved, Inputs, convolve, recur, scan
 from bt_runner.models.weights import Weights
 
@@ -18,8 +19,16 @@ from bt_runner.models.weights import Weights
 class Mamba2Mixer:
     """The mixer of one layer."""
 
-    def __init__(self, config: MambaLayer, weights: Weights, prefix: str, eps: float) -> None:
+    def __init__(
+        self,
+        config: MambaLayer,
+        weights: Weights,
+        prefix: str,
+        eps: float,
+        workspace_bytes: int = WORKSPACE_BYTES,
+    ) -> None:
         """Take the tensors named after ``prefix``."""
+        self._workspace_bytes = workspace_bytes
         self._config = config
         self._weights = weights
         self._prefix = prefix
@@ -111,14 +120,34 @@ class Mamba2Mixer:
         offsets = torch.arange(min(CHUNK_SIZE, part.num_tokens), device=starts.device)
         is_token = starts + offsets < ends
         tokens = (starts + offsets).clamp(max=part.num_tokens - 1)
-        lines = _take(inputs, part.first_token + tokens, is_token)
         req_of_chunk = chunks.seq_idx.to(torch.int64)
         is_first = torch.cat((req_of_chunk.new_ones(1), req_of_chunk.diff())) != 0
-        outputs = scan(lines, _source(part.states, cache)[req_of_chunk], is_first)
-        write(cache, part.states.state_ids[:, 0], outputs.states[chunks.last_chunk_indices])
-        read = inputs.values.new_zeros(part.num_tokens + 1, *outputs.read.shape[2:])
-        read[tokens.where(is_token, part.num_tokens)] = outputs.read
+        starting = _source(part.states, cache)
+        last_states = torch.empty_like(starting)
+        state = torch.zeros_like(starting[0])
+        read = inputs.values.new_zeros(part.num_tokens + 1, *inputs.values.shape[2:])
+        places = tokens.where(is_token, part.num_tokens)
+        bytes_per_line = self._bytes_of_line(tokens.shape[1])
+        for span in pieces(len(tokens), bytes_per_line, self._workspace_bytes):
+            lines = _take(inputs, part.first_token + tokens[span], is_token[span])
+            outputs = scan(lines, starting[req_of_chunk[span]], is_first[span], state)
+            state = outputs.states[-1]
+            read[places[span]] = outputs.read
+            last = chunks.last_chunk_indices - span.start
+            is_here = ((last >= 0) & (last < len(outputs.states)))[:, None, None, None]
+            found = outputs.states[last.clamp(0, len(outputs.states) - 1)]
+            last_states = torch.where(is_here, found, last_states)
+        write(cache, part.states.state_ids[:, 0], last_states)
         return read[:-1]
+
+    def _bytes_of_line(self, num_tokens: int) -> int:
+        """Return the bytes that the scan of a line of so many tokens takes."""
+        config = self._config
+        per_head = config.head_dim * config.state_size
+        per_pair = 4 * num_tokens * num_tokens
+        per_token = num_tokens * (3 * config.head_dim + 3 * config.state_size)
+        numbers = config.num_heads * (5 * per_head + per_pair + per_token)
+        return numbers * self._decay.element_size()
 
     def _keep_windows(self, convolved: Convolved, metadata: MambaMetadata, cache: Tensor) -> None:
         """Write the convolution's last inputs after every token that may be the last one kept."""

@@ -13,19 +13,17 @@ from bt_runner.models.layers.numerics import Rotation, rms_norm, widened
 from bt_runner.models.weights import Weights
 
 
-class Projected(NamedTuple):
-    """A step's tokens, ready for attention.
+class Queries(NamedTuple):
+    """What a step's tokens look for.
 
     Attributes:
-        query_latent: ``[T, q_lora_rank]``, which the indexer reads too; the hidden states
-            where queries have no latent.
-        query: ``[T, H, kv_lora_rank + rope]``, absorbed.
-        row: ``[T, kv_lora_rank + rope]``, what the cache keeps.
+        latent: ``[T, q_lora_rank]``, which the indexer reads too; the hidden states where queries
+            have no latent.
+        heads: ``[T, H, kv_lora_rank + rope]``, absorbed.
     """
 
-    query_latent: Tensor
-    query: Tensor
-    row: Tensor
+    latent: Tensor
+    heads: Tensor
 
 
 class LatentProjections:
@@ -43,8 +41,17 @@ class LatentProjections:
         up = self._weight("kv_b_proj").view(config.num_heads, -1, config.kv_lora_rank)
         self._up_key, self._up_value = up.split_with_sizes([config.nope_dim, config.v_dim], dim=1)
 
-    def project(self, hidden: Tensor, rotation: Rotation) -> Projected:
-        """Return queries and cache rows of ``hidden`` [T, hidden], after the layer's norm."""
+    def rows(self, hidden: Tensor, rotation: Rotation) -> Tensor:
+        """Return ``[T, kv_lora_rank + rope]``, what the cache keeps of ``hidden`` [T, hidden]."""
+        config = self.config
+        kept, key = self._linear("kv_a_proj_with_mqa", hidden).split_with_sizes(
+            [config.kv_lora_rank, config.rope.dim], dim=-1
+        )
+        kept = rms_norm(kept, self._weight("kv_a_layernorm"), config.latent_norm_eps)
+        return torch.cat((kept, rotation(key)), dim=-1)
+
+    def queries(self, hidden: Tensor, rotation: Rotation) -> Queries:
+        """Return the queries of ``hidden`` [T, hidden], after the layer's norm."""
         config = self.config
         latent, name = hidden, "q_proj"
         if config.q_lora_rank is not None:
@@ -53,15 +60,7 @@ class LatentProjections:
         heads = self._linear(name, latent).view(-1, config.num_heads, config.qk_dim)
         plain, turning = heads.split_with_sizes([config.nope_dim, config.rope.dim], dim=-1)
         absorbed = torch.einsum("thn,hnr->thr", plain, self._up_key)
-        kept, key = self._linear("kv_a_proj_with_mqa", hidden).split_with_sizes(
-            [config.kv_lora_rank, config.rope.dim], dim=-1
-        )
-        kept = rms_norm(kept, self._weight("kv_a_layernorm"), config.latent_norm_eps)
-        return Projected(
-            query_latent=latent,
-            query=torch.cat((absorbed, rotation(turning)), dim=-1),
-            row=torch.cat((kept, rotation(key)), dim=-1),
-        )
+        return Queries(latent, torch.cat((absorbed, rotation(turning)), dim=-1))
 
     def output(self, values: Tensor) -> Tensor:
         """Return ``[T, hidden]`` for attended latents ``[T, H, kv_lora_rank]``."""

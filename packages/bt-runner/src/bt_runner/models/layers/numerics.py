@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -44,6 +46,12 @@ class Rotation:
         self._interleaved = rope.interleaved
         self._cos = (angles.cos() * rope.rotation_scale).to(dtype)
         self._sin = (angles.sin() * rope.rotation_scale).to(dtype)
+
+    def at(self, tokens: slice) -> Rotation:
+        """Return the turns of some of the tokens."""
+        some = copy(self)
+        some._cos, some._sin = self._cos[tokens], self._sin[tokens]
+        return some
 
     def __call__(self, values: Tensor) -> Tensor:
         """Rotate ``values`` [T, ..., dim]; the pairs' first halves come first in the result."""

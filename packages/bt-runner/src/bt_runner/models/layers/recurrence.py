@@ -97,7 +97,9 @@ def recur(inputs: Inputs, state: Tensor) -> Outputs:
     return Outputs(torch.stack(reads, dim=1), torch.stack(states, dim=1))
 
 
-def scan(inputs: Inputs, starts: Tensor, is_first: Tensor) -> Outputs:
+def scan(
+    inputs: Inputs, starts: Tensor, is_first: Tensor, before_all: Tensor | None = None
+) -> Outputs:
     """Run lines that may follow on each other, all tokens of a line at once.
 
     Args:
@@ -105,13 +107,15 @@ def scan(inputs: Inputs, starts: Tensor, is_first: Tensor) -> Outputs:
         starts: ``[B, H, P, N]``, the state that each line's request began with.
         is_first: ``[B]`` bool, whether a line is its request's first; any other goes on
             from the line before it.
+        before_all: ``[H, P, N]``, the state after the line before the first of these, which
+            may go on from it.
     """
     decays = (inputs.steps * inputs.decay).cumsum(dim=1)
     stored = inputs.steps[..., None] * inputs.values
     kept = torch.exp(decays[:, -1])[..., None, None]
     to_end = torch.exp(decays[:, -1:] - decays)
     gained = torch.einsum("blhp,blhn->bhpn", stored * to_end[..., None], inputs.keys)
-    state = torch.zeros_like(starts[0])
+    state = torch.zeros_like(starts[0]) if before_all is None else before_all
     before, after = [], []
     for line in range(len(starts)):
         state = torch.where(is_first[line], starts[line], state)

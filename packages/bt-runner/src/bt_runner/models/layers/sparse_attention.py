@@ -1,6 +1,13 @@
-"""Sparse attention of one layer: an indexer chooses tokens, and only those are read."""
+"""Sparse attention of one layer: an indexer chooses what each token sees, and attention reads it.
+
+Both work piece by piece, a few tokens at a time: scores are as wide as the longest context, and
+what is read is as wide as the choice.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -10,67 +17,127 @@ from bt_runner.errors import RunnerError
 from bt_runner.models.cache.paging import read_line, read_rows, read_slots, slots_at, write
 from bt_runner.models.layers.attention import attend
 from bt_runner.models.layers.indexer import NOTHING, IndexProjections, IndexQuery, choose, score
-from bt_runner.models.layers.mla import LatentProjections, Projected
+from bt_runner.models.layers.mla import LatentProjections
+from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
 
 
-class Indexer:
-    """A layer's own choice of what its tokens see."""
+class _Keys(Protocol):
+    """The index keys that some of a step's tokens are scored against.
 
-    def __init__(
-        self, projections: IndexProjections, cache: Tensor, group: str, sharding: Sharding
-    ) -> None:
+    Attributes:
+        first_token: The first of these tokens.
+        num_tokens: How many they are.
+        tokens_per_row: Tokens that are scored together.
+        num_keys: The most keys that a token is scored against.
+    """
+
+    first_token: int
+    num_tokens: int
+    tokens_per_row: int
+    num_keys: int
+
+    def scores(self, query: IndexQuery, tokens: slice, sharding: Sharding) -> Tensor:
+        """Return ``[tokens, positions]``, -inf where nothing is seen; places count from 0."""
+
+
+class _DecodeKeys:
+    """The keys of requests that decode, read through their rows, each row by itself."""
+
+    first_token = 0
+
+    def __init__(self, cache: Tensor, part: DSADecodeMetadata, num_positions: int) -> None:
+        self.num_tokens = part.num_tokens
+        self.tokens_per_row = part.query_len
+        self.num_keys = num_positions
+        self._cache = cache
+        self._part = part
+
+    def scores(self, query: IndexQuery, tokens: slice, sharding: Sharding) -> Tensor:
+        part, per_row = self._part, self.tokens_per_row
+        rows = slice(tokens.start // per_row, tokens.stop // per_row)
+        by_row = IndexQuery(
+            query.heads.view(-1, per_row, *query.heads.shape[1:]),
+            query.weights.view(-1, per_row, query.weights.shape[1]),
+        )
+        keys = read_rows(self._cache, part.block_table[rows], part.max_seq_len)
+        columns = torch.arange(keys.shape[1], device=keys.device)
+        visible = columns < part.seq_lens[rows, :, None]
+        scores = score(by_row, keys).masked_fill_(~visible, -torch.inf)
+        return sharding.in_order(scores.flatten(0, 1), self.num_keys)
+
+
+class _PrefillKeys:
+    """The keys of requests that prefill, put into one line."""
+
+    tokens_per_row = 1
+
+    def __init__(self, line: Tensor, chunk: DSAPrefillChunk, num_positions: int) -> None:
+        self.first_token = chunk.first_token
+        self.num_tokens = chunk.num_tokens
+        self.num_keys = max(len(line), num_positions)
+        self._line = line
+        self._chunk = chunk
+        self._num_positions = num_positions
+
+    def scores(self, query: IndexQuery, tokens: slice, sharding: Sharding) -> Tensor:
+        rows = IndexQuery(query.heads[None], query.weights[None])
+        columns = torch.arange(len(self._line), device=self._line.device)
+        first = self._chunk.cu_seqlen_ks[tokens, None]
+        visible = (columns >= first) & (columns < self._chunk.cu_seqlen_ke[tokens, None])
+        scores = score(rows, self._line[None])[0].masked_fill_(~visible, -torch.inf)
+        return sharding.in_order(scores, self._num_positions, first)
+
+
+class Indexer:
+    """A layer's own choice of what its tokens see.
+
+    Attributes:
+        projections: Its projections.
+    """
+
+    def __init__(self, projections: IndexProjections, cache: Tensor, group: str) -> None:
         """Take the projections, the layer's ``[blocks, size, D]`` key cache and its group."""
-        self._projections = projections
+        self.projections = projections
         self._cache = cache
         self._group = group
-        self._sharding = sharding
 
-    def __call__(self, hidden: Tensor, query_latent: Tensor, step: ModelStep) -> Tensor:
-        """Return the positions that each token sees, ``[T, topk]``, and keep the keys."""
-        group = step.groups[self._group]
-        metadata = group.of(DSAIndexerMetadata)
-        num_positions = group.common.max_seq_len
-        rotation = step.rotation(self._projections.config.rope)
-        keys = self._projections.keys(hidden, rotation)
+    def keep(self, hidden: Tensor, step: ModelStep) -> None:
+        """Write the keys of a step's tokens."""
+        metadata = step.groups[self._group].of(DSAIndexerMetadata)
+        rotation = step.rotation(self.projections.config.rope)
+        keys = self.projections.keys(hidden, rotation)
         write(self._cache.flatten(0, 1), metadata.slot_mapping, keys)
-        query = self._projections.queries(hidden, query_latent, rotation)
-        scores = []
+
+    def keys(self, step: ModelStep) -> Iterator[_Keys]:
+        """Give the keys that a step's tokens are scored against, in the tokens' order."""
+        group = step.groups[self._group]
+        metadata, num_positions = group.of(DSAIndexerMetadata), group.common.max_seq_len
         if metadata.decode.num_tokens:
-            scores.append(self._score_decodes(query, metadata.decode, num_positions))
-        scores += [self._score_prefills(query, part, num_positions) for part in metadata.prefill]
-        return choose(torch.cat(scores), self._projections.config.topk)
+            yield _DecodeKeys(self._cache, metadata.decode, num_positions)
+        line = None
+        for chunk in metadata.prefill:
+            if line is None or chunk.gathers_keys:
+                whole_rows = torch.zeros_like(chunk.cu_seq_lens[1:])
+                line = read_line(
+                    self._cache, chunk.block_table, chunk.cu_seq_lens, chunk.num_keys, whole_rows
+                )
+            yield _PrefillKeys(line, chunk, num_positions)
 
-    def _score_decodes(
-        self, query: IndexQuery, part: DSADecodeMetadata, num_positions: int
-    ) -> Tensor:
-        """Return ``[tokens, positions]``, -inf where nothing is seen."""
-        heads, weights = query.heads[: part.num_tokens], query.weights[: part.num_tokens]
-        rows = IndexQuery(
-            heads.view(-1, part.query_len, *heads.shape[1:]),
-            weights.view(-1, part.query_len, weights.shape[1]),
-        )
-        keys = read_rows(self._cache, part.block_table, part.max_seq_len)
-        visible = torch.arange(keys.shape[1], device=keys.device) < part.seq_lens[..., None]
-        scores = score(rows, keys).masked_fill(~visible, -torch.inf)
-        return self._sharding.in_order(scores.flatten(0, 1), num_positions)
 
-    def _score_prefills(
-        self, query: IndexQuery, chunk: DSAPrefillChunk, num_positions: int
-    ) -> Tensor:
-        """Return the same of tokens whose requests' keys are put into one line."""
-        tokens = slice(chunk.first_token, chunk.first_token + chunk.num_tokens)
-        whole_rows = torch.zeros_like(chunk.cu_seq_lens[1:])
-        keys = read_line(
-            self._cache, chunk.block_table, chunk.cu_seq_lens, chunk.num_keys, whole_rows
-        )
-        rows = IndexQuery(query.heads[None, tokens], query.weights[None, tokens])
-        columns = torch.arange(len(keys), device=keys.device)
-        first, end = chunk.cu_seqlen_ks[:, None], chunk.cu_seqlen_ke[:, None]
-        visible = (columns >= first) & (columns < end)
-        scores = score(rows, keys[None])[0].masked_fill(~visible, -torch.inf)
-        return self._sharding.in_order(scores, num_positions, first)
+class _Piece(NamedTuple):
+    """Some of a step's tokens that are computed together.
+
+    Attributes:
+        tokens: Which.
+        keys: What an indexer scores them against; None where the choice is made.
+        within: The tokens, counted from the first that these keys are for.
+    """
+
+    tokens: slice
+    keys: _Keys | None
+    within: slice
 
 
 class SparseAttention:
@@ -83,6 +150,7 @@ class SparseAttention:
         group: str,
         sharding: Sharding,
         indexer: Indexer | None,
+        workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         """Take the projections, the layer's cache, its group and its own indexer, if it has one."""
         self._sharding = sharding
@@ -90,38 +158,93 @@ class SparseAttention:
         self._cache = cache
         self._group = group
         self._indexer = indexer
+        self._workspace_bytes = workspace_bytes
 
     def __call__(
         self, hidden: Tensor, step: ModelStep, chosen: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the attention's output ``[T, hidden]`` and the positions seen ``[T, topk]``.
+        """Return the attention's output ``[T, hidden]`` and the positions seen ``[T, K]``.
+
+        K is the indexer's ``topk``, or the longest context of the step where that is shorter.
 
         Args:
             hidden: The step's tokens, after the layer's norm.
             step: Where their requests' state lies.
             chosen: What the nearest indexer below chose.
         """
-        common = step.groups[self._group].common
-        projected = self._projections.project(hidden, step.rotation(self._projections.config.rope))
-        write(self._cache.flatten(0, 1), common.slot_mapping, projected.row)
-        if self._indexer is not None:
-            chosen = self._indexer(hidden, projected.query_latent, step)
-        if chosen is None:
+        if self._indexer is None and chosen is None:
             raise RunnerError("a sparse layer has no indexer, and none stands below it")
+        common = step.groups[self._group].common
+        rotation = step.rotation(self._projections.config.rope)
+        rows = self._projections.rows(hidden, rotation)
+        write(self._cache.flatten(0, 1), common.slot_mapping, rows)
+        if self._indexer is not None:
+            self._indexer.keep(hidden, step)
+        attended, choices = [], []
+        for piece in self._pieces(step, len(hidden), chosen):
+            projected = self._projections.queries(hidden[piece.tokens], rotation.at(piece.tokens))
+            if self._indexer is not None and piece.keys is not None:
+                own = self._indexer.projections
+                turns = step.rotation(own.config.rope).at(piece.tokens)
+                query = own.queries(hidden[piece.tokens], projected.latent, turns)
+                scores = piece.keys.scores(query, piece.within, self._sharding)
+                seen = choose(scores, own.config.topk)
+                choices.append(seen)
+            elif chosen is not None:
+                seen = chosen[piece.tokens]
+            attended.append(self._attend(projected.heads, seen, piece.tokens, step))
+        if choices:
+            chosen = torch.cat(choices) if len(choices) > 1 else choices[0]
+        if chosen is None:
+            chosen = hidden.new_empty(0, 0, dtype=torch.int64)
+        return torch.cat(attended) if len(attended) > 1 else attended[0], chosen
+
+    def _pieces(self, step: ModelStep, num_tokens: int, chosen: Tensor | None) -> Iterator[_Piece]:
+        if self._indexer is None:
+            width = chosen.shape[1] if chosen is not None else 0
+            for tokens in pieces(num_tokens, self._bytes_of(width), self._workspace_bytes):
+                yield _Piece(tokens, None, tokens)
+            return
+        config = self._indexer.projections.config
+        # products and scores of each key, and about six numbers of 8 bytes that a choice takes
+        bytes_per_key = config.num_heads * step.wide_bytes + 48
+        for keys in self._indexer.keys(step):
+            bytes_per_token = keys.num_keys * bytes_per_key + self._bytes_of(
+                min(config.topk, keys.num_keys)
+            )
+            if isinstance(keys, _DecodeKeys):
+                bytes_per_token += keys.num_keys * config.head_dim * step.wide_bytes
+            per_row = keys.tokens_per_row
+            spans = pieces(
+                keys.num_tokens // per_row, bytes_per_token * per_row, self._workspace_bytes
+            )
+            for rows in spans:
+                within = slice(rows.start * per_row, rows.stop * per_row)
+                first = keys.first_token
+                yield _Piece(slice(first + within.start, first + within.stop), keys, within)
+
+    def _bytes_of(self, num_seen: int) -> int:
+        """Return the bytes that attention to so many rows takes for a token."""
+        config = self._projections.config
+        row = config.kv_lora_rank + config.rope.dim
+        size = max(self._cache.element_size(), 4)
+        # the rows as read, masked and widened; scores and shares; queries and values
+        return size * (3 * num_seen * row + config.num_heads * (3 * num_seen + 3 * row))
+
+    def _attend(self, query: Tensor, chosen: Tensor, tokens: slice, step: ModelStep) -> Tensor:
+        """Return ``[tokens, hidden]``."""
+        common = step.groups[self._group].common
+        config = self._projections.config
         place = self._sharding.place(chosen.clamp(min=0))
-        is_own = (chosen != NOTHING) & (place.rank == self._sharding.ranks.rank)
+        visible = (chosen != NOTHING) & (place.rank == self._sharding.ranks.rank)
         slots = slots_at(
             common.block_table,
-            step.req_of_token[:, None],
+            step.req_of_token[tokens, None],
             place.local,
             common.layout.kernel_block_size,
         )
-        return self._attend(projected, slots, is_own), chosen
-
-    def _attend(self, projected: Projected, slots: Tensor, visible: Tensor) -> Tensor:
-        config = self._projections.config
         attended = attend(
-            projected.query[:, None],
+            query[:, None],
             read_slots(self._cache, slots),
             visible[:, None],
             latent_dim=config.kv_lora_rank,
