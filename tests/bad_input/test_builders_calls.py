@@ -41,7 +41,7 @@ REQUESTS = [
 FIELDS = [field.name for field in fields(CommonAttentionMetadata)]
 
 
-def builders() -> list[tuple[BlockTableLayout, MetadataBuilder]]:
+def builders() -> list[tuple[BlockTableLayout, MetadataBuilder[object]]]:
     return [
         (LAYOUT, DSAIndexerMetadataBuilder(LAYOUT, "cpu", block_table_width=LAYOUT.width)),
         (LAYOUT, MLAMetadataBuilder(LAYOUT, "cpu")),

@@ -125,6 +125,37 @@ def test_a_flag_that_is_no_bool_is_refused(flag: object) -> None:
         create_metadata_builders(LAYOUT, [Vague], "cpu")
 
 
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (None, "has no method build"),
+        (lambda self: None, "called as build"),
+        (lambda self, common, fast: None, "called as build"),
+        (lambda self, *, common: None, "called as build"),
+    ],
+    ids=["none", "takes-nothing", "takes-more", "takes-a-keyword"],
+)
+def test_a_builder_that_cannot_build_a_batch_is_refused_when_it_is_given(
+    build: object, message: str
+) -> None:
+    """Not in the first step: before anything is built."""
+    built = []
+
+    class First(Plain):
+        def __init__(self, layout: BlockTableLayout, device: torch.device) -> None:
+            built.append(self)
+
+    class Odd(Plain):
+        pass
+
+    setattr(Odd, "build", build)  # noqa: B010
+
+    with pytest.raises(InvalidSpecError, match=f"Odd.*{message}"):
+        create_metadata_builders(LAYOUT, [First, Odd], "cpu")
+
+    assert built == []
+
+
 def test_something_without_a_constructor_is_refused() -> None:
     with pytest.raises(InvalidSpecError, match="readable constructor"):
         create_metadata_builders(LAYOUT, [refused("builder")], "cpu")
@@ -133,7 +164,7 @@ def test_something_without_a_constructor_is_refused() -> None:
 def test_something_that_is_no_layout_is_refused() -> None:
     """Before a builder is called, whether or not it looks at its layout."""
     with pytest.raises(InvalidSpecError, match="must be a BlockTableLayout"):
-        create_metadata_builders(None, [Plain], "cpu")  # type: ignore[arg-type]  # the fault under test
+        create_metadata_builders(None, [Plain], "cpu")  # type: ignore[call-overload]  # the fault under test
 
 
 @pytest.mark.parametrize("num_ubatches", [0, -1, 1.5, True])

@@ -27,14 +27,14 @@ pytestmark = pytest.mark.fast
 
 NUM_DRAFTS = 3
 
-Make = Callable[[BlockTableLayout, str], MetadataBuilder]
+Make = Callable[[BlockTableLayout, str], MetadataBuilder[object]]
 
 
-def make_dsa(layout: BlockTableLayout, device: str) -> MetadataBuilder:
+def make_dsa(layout: BlockTableLayout, device: str) -> MetadataBuilder[object]:
     return DSAIndexerMetadataBuilder(layout, device, block_table_width=layout.width)
 
 
-def make_native(layout: BlockTableLayout, device: str) -> MetadataBuilder:
+def make_native(layout: BlockTableLayout, device: str) -> MetadataBuilder[object]:
     options = DSAOptions(native_query_lens=frozenset(range(1, 2 + NUM_DRAFTS)))
     chosen = DSAIndexerMetadataBuilder.configured(options)
     return chosen(layout, device, block_table_width=layout.width)

@@ -317,7 +317,7 @@ def test_a2_the_indexers_table_is_as_wide_as_the_groups(block_size: int) -> None
         limits = serving_limits(max_model_len, max_num_reqs=draw.randint(2, 4))
         setup = init_attention([group(AttentionSpec(block_size=block_size), chosen)], limits, "cpu")
         (planned,) = setup.groups
-        layout, (builder,) = planned.layout, planned.builders
+        layout, builder = planned.layout, planned.builder(DSAIndexerMetadataBuilder)
 
         tables = MultiGroupBlockTable(setup.layouts, device="cpu")
 

@@ -54,9 +54,7 @@ def test_the_table_has_one_row_per_group() -> None:
     header, *rows = [line.split() for line in done.stdout.replace(",", "").splitlines()]
     assert done.returncode == 0
     assert done.stderr == ""
-    assert " ".join(header) == (
-        "kind block kernel block blocks width tokens/row table bytes"
-    )
+    assert " ".join(header) == ("kind block kernel block blocks width tokens/row table bytes")
     assert rows == [
         ["attention", "64", "64", "5469", "5470", "350080", "5601280"],
         ["mamba", "640", "640", "550", "550", "-", "563200"],

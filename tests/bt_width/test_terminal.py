@@ -41,12 +41,7 @@ def test_a_table_that_fits_is_aligned() -> None:
 
 def test_a_table_that_is_too_wide_turns_into_lines_and_keeps_every_digit() -> None:
     assert format_table(HEADER, ROWS, width=37) == (
-        "mla\n"
-        "  layers  61 mla + 61 indexer\n"
-        "  bytes   12,345,678\n"
-        "mamba\n"
-        "  layers  4\n"
-        "  bytes   9"
+        "mla\n  layers  61 mla + 61 indexer\n  bytes   12,345,678\nmamba\n  layers  4\n  bytes   9"
     )
 
 

@@ -7,10 +7,12 @@ import torch
 
 from bt_builders import (
     AttentionBackend,
+    AttentionSetup,
     BuilderClass,
     CommonAttentionMetadata,
     PlainBuilderClass,
     WidthBuilderClass,
+    create_metadata_builders,
 )
 from bt_width import BlockTableLayout, BlockTableWidth
 
@@ -59,7 +61,18 @@ class Reading:
         return RowCounts(*common.block_table.shape)
 
 
-asking: WidthBuilderClass = Expanding
-plain: PlainBuilderClass = Reading
+asking: WidthBuilderClass[Expanding] = Expanding
+plain: PlainBuilderClass[Reading] = Reading
 both: list[BuilderClass] = [Expanding, Reading]
 backend = AttentionBackend(name="mine", builder_class=Expanding, supported_kernel_block_sizes=[64])
+
+
+def metadata_of(setup: AttentionSetup, common: CommonAttentionMetadata) -> RowCounts:
+    """A builder that is asked for by its class builds that class's metadata, not ``Any``."""
+    return setup.groups[0].builder(Expanding).build(common)
+
+
+def metadata_of_each(layout: BlockTableLayout, common: CommonAttentionMetadata) -> list[RowCounts]:
+    """So does one that is made without a setup."""
+    (made,) = create_metadata_builders(layout, [Reading], "cpu")
+    return [builder.build(common) for builder in made]

@@ -1,4 +1,4 @@
-"""Builders whose flag and constructor disagree; each line that says so is an error."""
+"""Builders whose flag, constructor and ``build`` disagree; each line that says so is an error."""
 
 from typing import ClassVar, Literal
 
@@ -9,7 +9,7 @@ from bt_width import BlockTableLayout, BlockTableWidth
 
 
 class Building:
-    """What the four have in common."""
+    """What they have in common."""
 
     cudagraph_support: ClassVar[Literal["never"]] = "never"
 
@@ -67,10 +67,46 @@ class TakesALayoutForAWidth(Building):
     ) -> None: ...
 
 
+class BuildsNothing:
+    """It has no ``build``."""
+
+    requires_block_table_width: ClassVar[Literal[False]] = False
+    cudagraph_support: ClassVar[Literal["never"]] = "never"
+
+    def __init__(self, layout: BlockTableLayout, device: torch.device) -> None: ...
+
+
+class BuildsOfAnotherThing:
+    """Its ``build`` takes a layout."""
+
+    requires_block_table_width: ClassVar[Literal[False]] = False
+    cudagraph_support: ClassVar[Literal["never"]] = "never"
+
+    def __init__(self, layout: BlockTableLayout, device: torch.device) -> None: ...
+
+    def build(self, common: BlockTableLayout) -> int:
+        return 0
+
+
+class BuildsOfTwoThings:
+    """Its ``build`` takes more than a batch."""
+
+    requires_block_table_width: ClassVar[Literal[False]] = False
+    cudagraph_support: ClassVar[Literal["never"]] = "never"
+
+    def __init__(self, layout: BlockTableLayout, device: torch.device) -> None: ...
+
+    def build(self, common: CommonAttentionMetadata, fast: bool) -> int:
+        return 0
+
+
 first: BuilderClass = WithoutLiteral  # refused: assignment
 second: BuilderClass = AsksAndDoesNotTake  # refused: assignment
 third: BuilderClass = TakesAndDoesNotAsk  # refused: assignment
 fourth: BuilderClass = TakesALayoutForAWidth  # refused: assignment
+fifth: BuilderClass = BuildsNothing  # refused: assignment
+sixth: BuilderClass = BuildsOfAnotherThing  # refused: assignment
+seventh: BuilderClass = BuildsOfTwoThings  # refused: assignment
 backend = AttentionBackend(
     name="mine",
     builder_class=WithoutLiteral,  # refused: arg-type

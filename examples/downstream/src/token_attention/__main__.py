@@ -7,7 +7,7 @@ from bt_tables import StagedBlockTables
 from bt_width import AttentionSpec, BlockTableLayout, ServingLimits
 
 from .attention import BACKEND, attend
-from .builder import TokenTable
+from .builder import TokenTableBuilder
 from .step import BLOCK_IDS, QUERY_LENS, SEQ_LENS, run_tables
 
 HEAD = 8
@@ -18,10 +18,10 @@ def main() -> None:
     limits = ServingLimits(max_model_len=40, max_num_reqs=4, max_num_batched_tokens=16)
     group = AttentionGroup(name="layer", spec=AttentionSpec(block_size=16), backends=(BACKEND,))
     setup = init_attention([group], limits, "cpu")
-    (builder,) = setup.groups[0].builders
-    (layout,) = setup.layouts
+    builder = setup.groups[0].builder(TokenTableBuilder)
+    layout = setup.groups[0].layout
     common = run_tables(StagedBlockTables(setup.layouts, device="cpu", num_blocks=[8]))
-    table: TokenTable = builder.build(common)
+    table = builder.build(common)
     print(f"{type(builder).__name__}: {layout.width} columns, slots {tuple(table.slots.shape)}")
 
     torch.manual_seed(0)

@@ -9,7 +9,9 @@ from .agreement.protocol import (
     BuilderClass,
     CudagraphLevel,
     MetadataBuilder,
+    PlainBuilder,
     PlainBuilderClass,
+    WidthBuilder,
     WidthBuilderClass,
 )
 from .agreement.setup import (
@@ -18,7 +20,7 @@ from .agreement.setup import (
     init_attention,
     prepare_kernel_block_sizes,
 )
-from .batch.common import CommonAttentionMetadata
+from .batch.common import AttentionBatch, CommonAttentionMetadata
 from .batch.geometry import local_lengths
 from .batch.guard import BatchGuard
 from .batch.ubatches import split_ubatches
@@ -45,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "KERNEL_RULES",
     "AttentionBackend",
+    "AttentionBatch",
     "AttentionGroup",
     "AttentionSetup",
     "BatchGuard",
@@ -72,11 +75,13 @@ __all__ = [
     "MambaPrefillMetadata",
     "MambaStates",
     "MetadataBuilder",
+    "PlainBuilder",
     "PlainBuilderClass",
     "PlannedGroup",
     "RingTailMetadata",
     "RingTailMetadataBuilder",
     "SettledStates",
+    "WidthBuilder",
     "WidthBuilderClass",
     "__version__",
     "compose_builders",

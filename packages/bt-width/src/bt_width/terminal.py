@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Any, NoReturn
 
-
 _OUTPUT_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
@@ -53,7 +52,6 @@ class CommandParser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         print_error(message)
         raise SystemExit(int(ExitCode.BAD_INPUT))
-
 
     def _print_message(self, message: str, file: Any = None) -> None:
         # argparse's own loses the text where the disk is full

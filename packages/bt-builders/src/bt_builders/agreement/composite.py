@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 
@@ -26,7 +26,7 @@ class _Composite:
         (self.builders,) = create_metadata_builders(layout, self.parts, device)
         self.layout = layout
 
-    def build(self, common: CommonAttentionMetadata) -> tuple[Any, ...]:
+    def build(self, common: CommonAttentionMetadata) -> tuple[object, ...]:
         """Return the parts' metadata, in the order of the parts."""
         return tuple(builder.build(common) for builder in self.builders)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeVar, cast, overload
 
 import torch
 
@@ -12,19 +12,53 @@ from bt_width import BlockTableLayout, InvalidSpecError
 
 from ..arguments import as_tuple, indexed_device, require_layout, require_positive
 from .declarations import name_of, requires_width
-from .protocol import BuilderClass, MetadataBuilder, PlainBuilderClass, WidthBuilderClass
+from .protocol import (
+    BuilderClass,
+    MetadataBuilder,
+    PlainBuilder,
+    PlainBuilderClass,
+    WidthBuilder,
+    WidthBuilderClass,
+)
+
+Asking = TypeVar("Asking", bound=WidthBuilder[object])
+Plain = TypeVar("Plain", bound=PlainBuilder[object])
 
 MAX_UBATCHES = 64
 """Micro-batches at once that no engine overlaps."""
 
 
+@overload
+def create_metadata_builders(
+    layout: BlockTableLayout,
+    builder_classes: Sequence[WidthBuilderClass[Asking]],
+    device: torch.device | str,
+    *,
+    num_ubatches: int = 1,
+) -> tuple[tuple[Asking, ...], ...]: ...
+@overload
+def create_metadata_builders(
+    layout: BlockTableLayout,
+    builder_classes: Sequence[PlainBuilderClass[Plain]],
+    device: torch.device | str,
+    *,
+    num_ubatches: int = 1,
+) -> tuple[tuple[Plain, ...], ...]: ...
+@overload
 def create_metadata_builders(
     layout: BlockTableLayout,
     builder_classes: Sequence[BuilderClass],
     device: torch.device | str,
     *,
     num_ubatches: int = 1,
-) -> tuple[tuple[MetadataBuilder, ...], ...]:
+) -> tuple[tuple[MetadataBuilder[object], ...], ...]: ...
+def create_metadata_builders(
+    layout: BlockTableLayout,
+    builder_classes: Sequence[BuilderClass],
+    device: torch.device | str,
+    *,
+    num_ubatches: int = 1,
+) -> tuple[tuple[MetadataBuilder[object], ...], ...]:
     """Return ``builders[ubatch][builder_class]``; no two share anything that changes.
 
     Args:
@@ -62,18 +96,18 @@ def require_ubatches(num_ubatches: int) -> None:
 
 def _create(
     layout: BlockTableLayout, builder_class: BuilderClass, device: torch.device
-) -> MetadataBuilder:
+) -> MetadataBuilder[object]:
     if requires_width(builder_class):
-        asking = cast(WidthBuilderClass, builder_class)
+        asking = cast(WidthBuilderClass[WidthBuilder[object]], builder_class)
         return asking(layout, device, block_table_width=layout.width)
-    return cast(PlainBuilderClass, builder_class)(layout, device)
+    return cast(PlainBuilderClass[PlainBuilder[object]], builder_class)(layout, device)
 
 
 def _check_class(builder_class: BuilderClass) -> None:
     """Refuse a class whose constructor does not fit its flag, before anything is built."""
     flag = requires_width(builder_class)
     try:
-        signature = inspect.signature(cast(WidthBuilderClass, builder_class))
+        signature = inspect.signature(cast(WidthBuilderClass[WidthBuilder[object]], builder_class))
     except (TypeError, ValueError):
         raise InvalidSpecError(
             f"{name_of(builder_class)} is no class with a readable constructor",
@@ -91,4 +125,27 @@ def _check_class(builder_class: BuilderClass) -> None:
             f"{error}; change the flag or the constructor",
             builder_class=builder_class,
             flag=flag,
+        ) from None
+    _check_build(builder_class)
+
+
+def _check_build(builder_class: BuilderClass) -> None:
+    """Refuse a class without a ``build`` that takes a batch and nothing else."""
+    build: object = getattr(builder_class, "build", None)
+    if not callable(build):
+        raise InvalidSpecError(
+            f"{name_of(builder_class)} has no method build(common)", builder_class=builder_class
+        )
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):
+        return  # made of something that says nothing of its arguments
+    is_function = inspect.isfunction(inspect.getattr_static(builder_class, "build", None))
+    try:
+        signature.bind(*((None, None) if is_function else (None,)))
+    except TypeError as error:
+        raise InvalidSpecError(
+            f"{name_of(builder_class)}.build is called as build(common), but takes "
+            f"({', '.join(signature.parameters)}): {error}",
+            builder_class=builder_class,
         ) from None

@@ -1,8 +1,13 @@
-"""What a metadata builder's class must offer; the only file a builder of one's own needs."""
+"""Describes what a metadata builder's class must offer; all that a builder of one's own needs.
+
+The flag says which constructor a class has. It is read off what the constructor returns,
+so that a type checker compares flag and constructor in one step: a class object that had to
+offer both at once would go unchecked by those that look at its attributes alone.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -16,27 +21,44 @@ CudagraphLevel: TypeAlias = Literal["always", "uniform", "single", "never"]
 "always": any; "uniform": equal query lengths; "single": one token a request.
 """
 
+Metadata_co = TypeVar("Metadata_co", covariant=True)
 
-class MetadataBuilder(Protocol):
+
+class MetadataBuilder(Protocol[Metadata_co]):
     """Turns one step's batch into what a backend's kernels take."""
 
-    def build(self, common: CommonAttentionMetadata, /) -> Any:
+    def build(self, common: CommonAttentionMetadata, /) -> Metadata_co:
         """Return the backend's own metadata of ``common``."""
 
 
-class WidthBuilderClass(Protocol):
-    """The class of a builder that keeps a table of its own and asks for the width.
+class WidthBuilder(MetadataBuilder[Metadata_co], Protocol[Metadata_co]):
+    """A builder that keeps a table of its own and asks for the width.
 
-    Such a class annotates its flag ``ClassVar[Literal[True]]``.
+    Its class annotates the flag ``ClassVar[Literal[True]]``.
     """
 
-    @property
-    def requires_block_table_width(self) -> Literal[True]:
-        """Whether the constructor takes the width."""
+    requires_block_table_width: ClassVar[Literal[True]]
+    # a ``CudagraphLevel``; any narrower literal of it is one, which no checker takes as a ClassVar
+    cudagraph_support: ClassVar[Any]
 
-    @property
-    def cudagraph_support(self) -> CudagraphLevel:
-        """Which batches a CUDA graph may hold."""
+
+class PlainBuilder(MetadataBuilder[Metadata_co], Protocol[Metadata_co]):
+    """A builder that reads the group's table as it is.
+
+    Its class annotates the flag ``ClassVar[Literal[False]]``.
+    """
+
+    requires_block_table_width: ClassVar[Literal[False]]
+    # a ``CudagraphLevel``; any narrower literal of it is one, which no checker takes as a ClassVar
+    cudagraph_support: ClassVar[Any]
+
+
+WidthBuilder_co = TypeVar("WidthBuilder_co", bound=WidthBuilder[object], covariant=True)
+PlainBuilder_co = TypeVar("PlainBuilder_co", bound=PlainBuilder[object], covariant=True)
+
+
+class WidthBuilderClass(Protocol[WidthBuilder_co]):
+    """The class of a builder that asks for the width."""
 
     def __call__(
         self,
@@ -45,27 +67,18 @@ class WidthBuilderClass(Protocol):
         /,
         *,
         block_table_width: BlockTableWidth,
-    ) -> MetadataBuilder:
+    ) -> WidthBuilder_co:
         """Allocate for the largest step of ``layout``."""
 
 
-class PlainBuilderClass(Protocol):
-    """The class of a builder that reads the group's table as it is.
+class PlainBuilderClass(Protocol[PlainBuilder_co]):
+    """The class of a builder that does not ask."""
 
-    Such a class annotates its flag ``ClassVar[Literal[False]]``.
-    """
-
-    @property
-    def requires_block_table_width(self) -> Literal[False]:
-        """Whether the constructor takes the width."""
-
-    @property
-    def cudagraph_support(self) -> CudagraphLevel:
-        """Which batches a CUDA graph may hold."""
-
-    def __call__(self, layout: BlockTableLayout, device: torch.device, /) -> MetadataBuilder:
+    def __call__(self, layout: BlockTableLayout, device: torch.device, /) -> PlainBuilder_co:
         """Allocate for the largest step of ``layout``."""
 
 
-BuilderClass: TypeAlias = WidthBuilderClass | PlainBuilderClass
+BuilderClass: TypeAlias = (
+    WidthBuilderClass[WidthBuilder[object]] | PlainBuilderClass[PlainBuilder[object]]
+)
 """The class of a metadata builder, by what its flag says."""

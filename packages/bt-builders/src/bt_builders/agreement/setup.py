@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
@@ -28,28 +29,30 @@ from .create import create_metadata_builders, require_ubatches
 from .declarations import CudagraphSupport, least_cudagraph_support
 from .protocol import MetadataBuilder
 
+Builder = TypeVar("Builder")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGroup:
-    """One cache group: its plan, and the builders that read its tables.
+    """One cache group, planned and built.
 
     Attributes:
-        name: The group's name.
-        layout: Its plan; its tables and builders hold this object.
+        name: The group's name, as declared.
+        layout: Its plan; its tables and every one of its builders hold this object.
         ubatches: The builders of each micro-batch, in the order of the group's backends.
     """
 
     name: str
     layout: BlockTableLayout
-    ubatches: tuple[tuple[MetadataBuilder, ...], ...]
+    ubatches: tuple[tuple[MetadataBuilder[object], ...], ...]
 
     @property
-    def builders(self) -> tuple[MetadataBuilder, ...]:
-        """The builders of micro-batch 0."""
+    def builders(self) -> tuple[MetadataBuilder[object], ...]:
+        """The builders of micro-batch 0, in the order of the group's backends."""
         return self.ubatches[0]
 
-    def builders_of(self, ubatch: int) -> tuple[MetadataBuilder, ...]:
-        """Return the builders of a micro-batch.
+    def builders_of(self, ubatch: int) -> tuple[MetadataBuilder[object], ...]:
+        """Return the builders of one micro-batch.
 
         Raises:
             InvalidSpecError: ``ubatch`` is not in 0..num_ubatches - 1.
@@ -64,13 +67,29 @@ class PlannedGroup:
             )
         return self.ubatches[ubatch]
 
+    def builder(self, builder_class: type[Builder], *, ubatch: int = 0) -> Builder:
+        """Return the group's one builder of a class, typed as that class.
+
+        Raises:
+            InvalidSpecError: The group has no builder of this class, or several.
+        """
+        found = [each for each in self.builders_of(ubatch) if isinstance(each, builder_class)]
+        if len(found) != 1:
+            raise InvalidSpecError(
+                f"group {self.name!r} has {len(found)} builders of class {builder_class.__name__}, "
+                f"not one: {[type(each).__name__ for each in self.builders]}",
+                group=self.name,
+                builder_class=builder_class,
+            )
+        return found[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSetup:
-    """What all groups agreed on.
+    """All cache groups, planned and built from one agreement.
 
     Attributes:
-        groups: The cache groups, in the order of their tables.
+        groups: The groups, in the order of their tables.
         cudagraph_support: What all builders allow, and which of them limits it.
     """
 
@@ -79,7 +98,7 @@ class AttentionSetup:
 
     @property
     def layouts(self) -> tuple[BlockTableLayout, ...]:
-        """The plan of each group: what tables are made from."""
+        """The groups' plans: what tables are made from."""
         return tuple(group.layout for group in self.groups)
 
 
@@ -130,12 +149,13 @@ def init_attention(
         InvalidSpecError: A group's span, spec and limits do not go together, a builder's
             flag and constructor disagree, or an argument is of a wrong kind.
     """
-    groups = as_tuple("groups", groups, AttentionGroup)
+    declared = as_tuple("groups", groups, AttentionGroup)
     require_ubatches(num_ubatches)
     device = indexed_device(device)
-    plans = [(group, _plan(group, limits)) for group in groups]
+    # every group is planned before the first builder allocates anything
+    layouts = [_plan(group, limits) for group in declared]
     support = least_cudagraph_support(
-        [backend.builder_class for group in groups for backend in group.backends]
+        [backend.builder_class for group in declared for backend in group.backends]
     )
     return AttentionSetup(
         groups=tuple(
@@ -149,14 +169,14 @@ def init_attention(
                     num_ubatches=num_ubatches,
                 ),
             )
-            for group, layout in plans
+            for group, layout in zip(declared, layouts, strict=True)
         ),
         cudagraph_support=support,
     )
 
 
 def _plan(group: AttentionGroup, limits: ServingLimits) -> BlockTableLayout:
-    """Return the plan that all backends of a group can read."""
+    """Return the layout that all of a group's backends can read."""
     layout = BlockTableLayout.plan(_aligned_spec(group), limits, _kernel_block_size(group))
     for backend in group.backends:
         backend.check(layout)
