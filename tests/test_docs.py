@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.model_configs import Config, deepseek_v32, glm_5_2, write_config
+from tests.support.model_configs import deepseek_v32, glm_5_2, write_config
 from tests.support.pages import read_blocks, run_page
 from tests.support.source_trees import PACKAGES, ROOT
 
@@ -84,23 +84,23 @@ def test_a_page_prints_what_it_shows(page: Path) -> None:
     assert run_page(page.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize(
-    ("page", "model", "config"),
-    [
-        (ROOT / "docs" / "plan-and-replay.md", "GLM-5.2", glm_5_2()),
-        (READMES[-1], "DeepSeek-V3.2", deepseek_v32()),
-    ],
-    ids=["GLM-5.2", "DeepSeek-V3.2"],
-)
-def test_the_plan_of_a_published_model_is_what_the_page_shows(
-    page: Path, model: str, config: Config, tmp_path: Path
-) -> None:
-    """The command of these pages that needs nothing but a config."""
-    command = f"$ bt-runner plan --config {model}/"
-    blocks = read_blocks(page.read_text(encoding="utf-8"))
-    (plan,) = [block.text for block in blocks if block.text.startswith(command)]
-    (tmp_path / model).mkdir()
-    write_config(tmp_path / model, config)
+def test_the_page_of_plans_prints_what_it_shows(tmp_path: Path) -> None:
+    """Its first part; the second, about replays, shows figures of a machine."""
+    page = (ROOT / "docs" / "plan-and-replay.md").read_text(encoding="utf-8")
+    plans, heading, _ = page.partition("## `bt-runner replay`")
+    (tmp_path / "GLM-5.2").mkdir()
+    write_config(tmp_path / "GLM-5.2", glm_5_2())
+
+    assert heading
+    assert run_page(plans, tmp_path) == []
+
+
+def test_the_plan_of_a_published_model_is_what_the_readme_shows(tmp_path: Path) -> None:
+    """The command of the runner's README that needs nothing but a config."""
+    blocks = read_blocks(READMES[-1].read_text(encoding="utf-8"))
+    (plan,) = [block.text for block in blocks if block.text.startswith("$ bt-runner plan")]
+    (tmp_path / "DeepSeek-V3.2").mkdir()
+    write_config(tmp_path / "DeepSeek-V3.2", deepseek_v32())
 
     assert run_page(f"```console\n{plan}```\n", tmp_path) == []
 

@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.model_configs import glm_5_2, write_config
 
 import bt_width
 from bt_width import (
@@ -25,13 +27,14 @@ from bt_width import (
 from bt_width.__main__ import main
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The command as a user runs it, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "bt_width", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
+        cwd=folder,
         env={**os.environ, "COLUMNS": "100"},
     )
 
@@ -99,7 +102,9 @@ def test_json_says_everything_and_the_layout_comes_back() -> None:
     assert report["table_bytes"] == sum(map(table_bytes, layouts))
     for kind, group, layout in zip(("attention", "mamba"), report["groups"], layouts, strict=True):
         assert BlockTableLayout.from_json(json.dumps(group.pop("layout"))) == layout
+        name = "attention:64:kernel=16" if kind == "attention" else "mamba:640:align:3"
         assert group == {
+            "name": name,
             "kind": kind,
             "block_size": layout.block_size,
             "kernel_block_size": layout.kernel_block_size,
@@ -264,7 +269,8 @@ def test_a_gigabyte_itself_is_not_warned_of() -> None:
     assert done.stderr == ""
 
 
-def test_help_shows_examples_that_work() -> None:
+def test_help_shows_examples_that_work(tmp_path: Path) -> None:
+    write_config(tmp_path, glm_5_2())
     done = run("plan", "--help")
 
     assert done.returncode == 0
@@ -272,7 +278,7 @@ def test_help_shows_examples_that_work() -> None:
     examples = [line.split()[1:] for line in text.splitlines() if line.startswith("  bt-width ")]
     assert len(examples) >= 2
     for example in examples:
-        assert run(*example).returncode == 0
+        assert run(*example, folder=tmp_path).returncode == 0
 
 
 def test_version_is_the_packages() -> None:

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 
 from tests.support.model_configs import Config, glm_5_2
 
-from bt_builders import init_attention
-from bt_runner.geometry.families import read_geometry
-from bt_runner.geometry.groups import CutOptions, geometry_groups
-from bt_runner.models.checkpoint.fields import Fields
+from bt_builders import AttentionGroup, init_attention
 from bt_runner.replay.loop import Replay, ReplayOptions
+from bt_runner.replay.model_groups import attention_group
 from bt_runner.replay.pool_sizes import average_pool_sizes
 from bt_runner.replay.traffic.arrivals import Arrivals
 from bt_runner.replay.traffic.trace import TraceRequest
 from bt_tables import StagedBlockTables
-from bt_width import BlockTableLayout, ContextParallel, ServingLimits
+from bt_width import BlockTableLayout, ContextParallel, ServingLimits, read_model
+from bt_width.specs import MambaMode
 
 
 def own_trace(num_requests: int = 30, seed: int = 0) -> list[TraceRequest]:
@@ -42,6 +41,23 @@ def own_trace(num_requests: int = 30, seed: int = 0) -> list[TraceRequest]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CutOptions:
+    """How a model's caches are cut.
+
+    Attributes:
+        block_size: Tokens of a block.
+        kernel_block_size: The only size that attention kernels take; None for any.
+        mamba_mode: Whether states are kept along the way.
+        mamba_block_size: Tokens between two kept states; ``block_size`` by default.
+    """
+
+    block_size: int = 64
+    kernel_block_size: int | None = None
+    mamba_mode: MambaMode = "none"
+    mamba_block_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayCase:
     """A replay's surroundings; the defaults are GLM-5.2 on two ranks with drafts.
 
@@ -57,7 +73,7 @@ class ReplayCase:
     """
 
     config: Config
-    options: CutOptions = field(default_factory=lambda: CutOptions(num_speculative_blocks=3))
+    options: CutOptions = field(default_factory=CutOptions)
     max_model_len: int = 350_000
     size: int = 2
     interleave: int = 1
@@ -67,9 +83,7 @@ class ReplayCase:
 
     def layouts(self, rank: int = 0) -> tuple[BlockTableLayout, ...]:
         """Return the plans of a rank's cache groups."""
-        geometry = read_geometry(Fields.of(self.config, "config.json"))
-        groups = [group.attention for group in geometry_groups(geometry, self.options)]
-        return init_attention(groups, self._limits(rank), "cpu").layouts
+        return init_attention(self._groups(), self._limits(rank), "cpu").layouts
 
     def make(
         self,
@@ -79,8 +93,7 @@ class ReplayCase:
         tables_rank: int = 0,
     ) -> Replay:
         """Return a replay of ``trace``, its tables of another class or for another rank."""
-        geometry = read_geometry(Fields.of(self.config, "config.json"))
-        groups = [group.attention for group in geometry_groups(geometry, self.options)]
+        groups = self._groups()
         setup = init_attention(groups, self._limits(0), "cpu")
         num_blocks = average_pool_sizes(setup.layouts, trace, 0.7)
         if self.num_blocks is not None:
@@ -89,6 +102,15 @@ class ReplayCase:
         names = tuple(group.name for group in groups)
         options = ReplayOptions(verify_every=self.verify_every)
         return Replay(names, setup, tables, num_blocks, options)
+
+    def _groups(self) -> list[AttentionGroup]:
+        groups = read_model(self.config).groups(
+            block_size=self.options.block_size,
+            num_speculative_tokens=self.num_drafts,
+            mamba_mode=self.options.mamba_mode,
+            mamba_block_size=self.options.mamba_block_size,
+        )
+        return [attention_group(group, self.options.kernel_block_size) for group in groups]
 
     def _limits(self, rank: int) -> ServingLimits:
         return ServingLimits(

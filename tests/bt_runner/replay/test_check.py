@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.model_configs import nemotron_h_8b
-from tests.support.replays import ReplayCase, drive, glm_case, own_trace
+from tests.support.replays import CutOptions, ReplayCase, drive, glm_case, own_trace
 
 from bt_runner.errors import VerificationError
-from bt_runner.geometry.groups import CutOptions
 from bt_runner.replay.loop import Replay
 from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.scheduling.request import Request

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 from tests.support.model_configs import glm_5_2, mamba2, nemotron_h_8b
-from tests.support.replays import ReplayCase, drive, glm_case, own_trace
+from tests.support.replays import CutOptions, ReplayCase, drive, glm_case, own_trace
 
-from bt_runner.geometry.groups import CutOptions
 from bt_runner.replay.traffic.trace import TraceRequest
 
 CASES = [
@@ -32,7 +31,7 @@ CASES = [
     pytest.param(
         ReplayCase(
             config=nemotron_h_8b(),
-            options=CutOptions(mamba_mode="align", num_speculative_blocks=3),
+            options=CutOptions(mamba_mode="align"),
             max_model_len=8192,
         ),
         id="nemotron-with-kept-states",
@@ -40,7 +39,7 @@ CASES = [
     pytest.param(
         ReplayCase(
             config=mamba2(),
-            options=CutOptions(num_speculative_blocks=3),
+            options=CutOptions(),
             max_model_len=8192,
             size=1,
         ),

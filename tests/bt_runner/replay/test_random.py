@@ -6,9 +6,7 @@ import random
 
 import pytest
 from tests.support.model_configs import falcon_h1, glm_5_2, nemotron_h_8b
-from tests.support.replays import ReplayCase, drive, own_trace
-
-from bt_runner.geometry.groups import CutOptions
+from tests.support.replays import CutOptions, ReplayCase, drive, own_trace
 
 CI_SEEDS = range(6)
 LONG_SEEDS = range(6, 206)
@@ -26,7 +24,6 @@ def _random_case(draw: random.Random) -> ReplayCase:
             kernel_block_size=draw.choice([None, block_size // 2, 16]),
             mamba_mode=draw.choice(["none", "align"]),
             mamba_block_size=draw.choice([None, 48]),
-            num_speculative_blocks=num_drafts,
         ),
         max_model_len=draw.choice([longest, 8192, 100_000]),
         size=size,

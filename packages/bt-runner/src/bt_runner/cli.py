@@ -10,11 +10,12 @@ from typing import NamedTuple
 import bt_runner
 from bt_runner.demo.options import add_options as add_demo_options
 from bt_runner.errors import PoolExhaustedError, RankLostError, RunnerError, VerificationError
-from bt_runner.geometry.options import add_options as add_plan_options
 from bt_runner.replay.options import add_options as add_replay_options
 from bt_runner.run.options import add_options as add_run_options
 from bt_runner.soak.options import add_options as add_soak_options
 from bt_width import BlockTableError
+from bt_width.plan.command import ABOUT as ABOUT_PLAN
+from bt_width.plan.command import add_options as add_plan_options
 from bt_width.terminal import (
     CommandParser,
     ExitCode,
@@ -71,10 +72,10 @@ _COMMANDS = {
         'bt-runner run --model DIR --prompt "Once upon a time" --drafts 3',
     ),
     "plan": _Command(
-        "bt_runner.geometry.command",
+        "bt_width.plan.command",
         add_plan_options,
-        "print the block tables and caches of a published model's config",
-        "bt-runner plan --config config.json --max-model-len 131072 --explain",
+        ABOUT_PLAN,
+        "bt-runner plan --config config.json --memory 80GiB --tp 8 --at-len 32K",
     ),
     "replay": _Command(
         "bt_runner.replay.command",

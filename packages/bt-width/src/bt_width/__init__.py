@@ -20,11 +20,15 @@ from .errors import (
     InvalidSpecError,
     NoCommonBlockSizeError,
     RowOverflowError,
+    UnknownModelError,
     WidthMismatchError,
 )
 from .kernel_blocks import MultipleOf, select_kernel_block_size
 from .layout import MAX_POSITION, BlockTableLayout
 from .limits import ContextParallel, ServingLimits
+from .models.groups import GroupMember, ModelGroup
+from .models.model import ModelCaches
+from .models.reader import read_model
 from .specs import (
     AttentionSpec,
     CacheSpec,
@@ -49,11 +53,14 @@ __all__ = [
     "BlockTableWidth",
     "CacheSpec",
     "ContextParallel",
+    "GroupMember",
     "InvalidEditError",
     "InvalidSpecError",
     "LayerSpec",
     "Location",
     "MambaSpec",
+    "ModelCaches",
+    "ModelGroup",
     "MultipleOf",
     "NoCommonBlockSizeError",
     "RingSpec",
@@ -61,6 +68,7 @@ __all__ = [
     "ServingLimits",
     "SlidingWindowSpec",
     "UniformSpec",
+    "UnknownModelError",
     "WidthMismatchError",
     "__version__",
     "addressable_tokens",
@@ -68,6 +76,7 @@ __all__ = [
     "index_buffer_bytes",
     "longest_request",
     "max_addressable_blocks",
+    "read_model",
     "row_bytes",
     "select_kernel_block_size",
     "table_bytes",

@@ -80,6 +80,10 @@ class InvalidSpecError(BlockTableError):
     """An argument of the contract is of a wrong type, out of range or at odds with another."""
 
 
+class UnknownModelError(BlockTableError):
+    """What a model keeps in its cache does not follow from its config with certainty."""
+
+
 class NoCommonBlockSizeError(BlockTableError):
     """No kernel block size suits every backend of a group."""
 

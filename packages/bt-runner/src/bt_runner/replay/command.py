@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from bt_builders import init_attention
 from bt_runner.devices import find_device
 from bt_runner.errors import BadInputError, VerificationError
-from bt_runner.geometry.from_options import geometry_of, groups_of, limits_of
 from bt_runner.replay.counting import UpdateCounts, counting_executor
 from bt_runner.replay.loop import Replay, ReplayOptions
+from bt_runner.replay.model_groups import attention_group
 from bt_runner.replay.pool_sizes import average_pool_sizes
 from bt_runner.replay.traffic.arrivals import Arrivals
 from bt_runner.replay.traffic.trace import MalformedLine, TraceRequest, read_trace
@@ -21,6 +21,7 @@ from bt_runner.terminal.threads import one_thread
 from bt_tables import StagedBlockTables
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableLayout
+from bt_width.plan.options import groups_of, limits_of, longest_of, model_of
 
 _MAX_COMPLAINTS = 10
 
@@ -86,10 +87,11 @@ def _read_requests(args: argparse.Namespace, malformed: _Complaints) -> list[Tra
 def _prepare(
     args: argparse.Namespace, requests: Sequence[TraceRequest]
 ) -> tuple[Replay, UpdateCounts]:
-    geometry = geometry_of(args)
-    groups = [group.attention for group in groups_of(args, geometry)]
+    model = model_of(args)
+    groups = [attention_group(group, args.kernel_block_size) for group in groups_of(args, model)]
+    limits = limits_of(args, longest_of(args, model))
     executor = counting_executor(find_device(args.device))
-    setup = init_attention(groups, limits_of(args, geometry), executor.device)
+    setup = init_attention(groups, limits, executor.device)
     num_blocks = _pool_sizes(args, setup.layouts, requests)
     tables = StagedBlockTables(setup.layouts, device=executor, num_blocks=num_blocks)
     options = ReplayOptions(

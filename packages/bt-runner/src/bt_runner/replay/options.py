@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bt_runner.geometry.options import add_geometry_options
 from bt_runner.terminal.values import count, measure, share
+from bt_width.plan.options import add_model_options
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="TRACE",
         help="Azure's CSV, Mooncake's JSON lines, or a CSV of prompt and output tokens",
     )
-    add_geometry_options(parser)
+    add_model_options(parser)
     replay = parser.add_argument_group("replay")
     replay.add_argument(
         "--max-requests",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import BlockTableError, InvalidSpecError, shown
-from .specs import AttentionSpec, CacheSpec, MambaSpec, RingSpec, SlidingWindowSpec
+from ..errors import BlockTableError, InvalidSpecError, shown
+from ..specs import AttentionSpec, CacheSpec, MambaSpec, RingSpec, SlidingWindowSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedGroup:
+class GroupOption:
     """A group as the user wrote it.
 
     Attributes:
@@ -32,7 +32,7 @@ _SYNTAX = {
 }
 
 
-def parse_group(text: str) -> PlannedGroup:
+def parse_group(text: str) -> GroupOption:
     """Read one ``--group`` value.
 
     Raises:
@@ -50,7 +50,7 @@ def parse_group(text: str) -> PlannedGroup:
         ) from error
 
 
-def _read_group(text: str, kind: str, fields: list[str]) -> PlannedGroup:
+def _read_group(text: str, kind: str, fields: list[str]) -> GroupOption:
     plain = [field for field in fields if "=" not in field]
     named = dict(field.split("=", 1) for field in fields if "=" in field)
     if len(plain) + len(named) != len(fields):
@@ -83,4 +83,4 @@ def _read_group(text: str, kind: str, fields: list[str]) -> PlannedGroup:
             spec = RingSpec(**options)
     if plain or named:
         raise InvalidSpecError(f"unknown fields {plain + sorted(named)}")
-    return PlannedGroup(text=text, spec=spec, kernel_block_size=kernel_block_size)
+    return GroupOption(text=text, spec=spec, kernel_block_size=kernel_block_size)

@@ -1,0 +1,1 @@
+"""What published models keep in their caches, read from their configs."""
