@@ -50,6 +50,13 @@ def test_a_tree_that_is_ready_has_no_fault(ready: Path) -> None:
     assert faults(ready) == []
 
 
+def test_a_link_to_a_real_place_is_no_fault(ready: Path) -> None:
+    table = '[project.urls]\nSource = "https://bt.dev/source"\n\n[tool.hatch.version]'
+    replace(BUILDERS, "[tool.hatch.version]", table)(ready)
+
+    assert faults(ready) == []
+
+
 def test_this_tree_lacks_nothing_but_the_date() -> None:
     """Ranges and licences are right at any time; the date is written on the day."""
     undated = "CHANGELOG.md begins with 'Unreleased"
@@ -98,6 +105,20 @@ def test_this_tree_lacks_nothing_but_the_date() -> None:
             replace(BUILDERS, f"bt-tables{RANGE}", f"bt-tables>={VERSION}"),
             f"which takes {NEXT_MINOR}, too",
             id="a-range-without-an-end",
+        ),
+        *(
+            pytest.param(
+                replace(BUILDERS, "[tool.hatch.version]", f'[project.urls]\nSource = "{url}"\n\n[tool.hatch.version]'),
+                "which is no place",
+                id=url,
+            )
+            for url in (
+                "https://example.invalid/bt",
+                "https://www.example.com/bt",
+                "https://localhost/bt",
+                "http://bt.dev",
+                "bt",
+            )
         ),
         pytest.param(
             replace("packages/bt-width/LICENSE", "Apache", "Another"),

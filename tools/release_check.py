@@ -1,4 +1,4 @@
-"""Says what stands between this tree and a release: changelog, versions, ranges, licences.
+"""Says what stands between this tree and a release: changelog, versions, ranges, links, licences.
 
 python tools/release_check.py           # exit code 1 and one line a fault; 0 where there is none
 """
@@ -10,6 +10,7 @@ import sys
 import tomllib
 from datetime import date
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -18,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("bt-width", "bt-tables", "bt-builders", "bt-runner")
 VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
+# names that never lead anywhere
+RESERVED = re.compile(r"(^|\.)(example(\.com|\.net|\.org)?|invalid|test|localhost)$")
 RELEASED = re.compile(r"(\d+\.\d+\.\d+) - (\d{4}-\d{2}-\d{2})")
 
 
@@ -31,7 +34,7 @@ def faults(root: Path) -> list[str]:
         for package in PACKAGES:
             path = root / "packages" / package / "pyproject.toml"
             found += range_faults(package, path.read_text(encoding="utf-8"), version)
-    return found + licence_faults(root)
+    return found + url_faults(root) + licence_faults(root)
 
 
 def version_of(root: Path, package: str) -> str:
@@ -84,6 +87,20 @@ def range_faults(package: str, pyproject: str, version: Version) -> list[str]:
             found.append(f"{package} asks for {text}, which is not {version}")
         if requirement.specifier.contains(next_minor):
             found.append(f"{package} asks for {text}, which takes {next_minor}, too")
+    return found
+
+
+def url_faults(root: Path) -> list[str]:
+    """Return the links of packages that lead nowhere: reserved names, and no https."""
+    found = []
+    for package in PACKAGES:
+        path = root / "packages" / package / "pyproject.toml"
+        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        for label, url in project.get("urls", {}).items():
+            host = urlsplit(url).hostname or ""
+            is_reserved = RESERVED.search(host) is not None
+            if is_reserved or "." not in host or not url.startswith("https://"):
+                found.append(f"{package} links {label} to {url}, which is no place")
     return found
 
 
