@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.support.source_trees import ROOT
-
 from tools.run import NEEDED, complaint
 
 COMMAND = re.compile(r"^python3 tools/run\.py (\w+)$", re.MULTILINE)
@@ -34,9 +33,10 @@ def test_the_script_is_read_by_any_python() -> None:
     """No syntax that Python 3.0 lacks, so that an old one comes as far as the sentence."""
     text = (ROOT / "tools" / "run.py").read_text(encoding="utf-8")
 
-    assert ast.parse(text, feature_version=(3, 4))
-    assert not any(isinstance(node, ast.JoinedStr) for node in ast.walk(ast.parse(text)))
-    assert all(node.returns is None for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
+    nodes = list(ast.walk(ast.parse(text, feature_version=(3, 4))))
+
+    assert not any(isinstance(node, ast.JoinedStr | ast.Starred) for node in nodes)
+    assert not any(isinstance(node, ast.FunctionDef) and node.returns for node in nodes)
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,5 @@ def test_a_script_is_needed() -> None:
         env={"PATH": os.environ["PATH"]},
     )
 
-    assert (done.returncode, done.stderr) == (2, "usage: python3 tools/run.py SCRIPT [ARGUMENT ...]\n")
+    assert done.returncode == 2
+    assert done.stderr == "usage: python3 tools/run.py SCRIPT [ARGUMENT ...]\n"

@@ -16,6 +16,7 @@ BUILDERS = "packages/bt-builders/pyproject.toml"
 VERSION = version_of(ROOT, PACKAGES[0])
 MAJOR, MINOR, _ = VERSION.split(".")
 NEXT_MINOR = f"{MAJOR}.{int(MINOR) + 1}"
+VERSION_TABLE = "[tool.hatch.version]"
 RANGE = f">={MAJOR}.{MINOR},<{NEXT_MINOR}"
 
 
@@ -46,13 +47,17 @@ def replace(file: str, old: str, new: str) -> Change:
     return change
 
 
+def linked(url: str) -> str:
+    """The table of the version, below one of links."""
+    return f'[project.urls]\nSource = "{url}"\n\n{VERSION_TABLE}'
+
+
 def test_a_tree_that_is_ready_has_no_fault(ready: Path) -> None:
     assert faults(ready) == []
 
 
 def test_a_link_to_a_real_place_is_no_fault(ready: Path) -> None:
-    table = '[project.urls]\nSource = "https://bt.dev/source"\n\n[tool.hatch.version]'
-    replace(BUILDERS, "[tool.hatch.version]", table)(ready)
+    replace(BUILDERS, VERSION_TABLE, linked("https://bt.dev/source"))(ready)
 
     assert faults(ready) == []
 
@@ -108,7 +113,7 @@ def test_this_tree_lacks_nothing_but_the_date() -> None:
         ),
         *(
             pytest.param(
-                replace(BUILDERS, "[tool.hatch.version]", f'[project.urls]\nSource = "{url}"\n\n[tool.hatch.version]'),
+                replace(BUILDERS, VERSION_TABLE, linked(url)),
                 "which is no place",
                 id=url,
             )

@@ -33,9 +33,7 @@ def pages() -> dict[str, Path]:
         name = package.replace("_", "-")
         found[f"packages/{name}.md"] = ROOT / "packages" / name / "README.md"
     found |= {path.name: path for path in sorted((ROOT / "docs").glob("*.md"))}
-    found |= {
-        f"examples/{path.stem}.md": path for path in sorted((ROOT / "examples").glob("*.py"))
-    }
+    found |= {f"examples/{path.stem}.md": path for path in sorted((ROOT / "examples").glob("*.py"))}
     found["examples/downstream.md"] = ROOT / "examples" / "downstream" / "README.md"
     return found
 
