@@ -213,3 +213,59 @@ def test_a_thousand_real_requests_are_served(
     assert code == 0
     assert record["num_requests"] == 1000
     assert record["num_checked_steps"] >= 5
+
+
+def test_small_hash_ids_are_not_taken_for_large_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """128 ids of 2,048 tokens name 16 each, so that four equal ones are 64 shared tokens."""
+    lines = [
+        {
+            "input_length": 2048,
+            "output_length": 2,
+            "hash_ids": [1, 2, 3, 4, *range(1000 * place, 1000 * place + 124)],
+        }
+        for place in range(1, 21)
+    ]
+    trace = _plain(tmp_path, "\n".join(map(json.dumps, lines)))
+    config = write_config(tmp_path, glm_5_2())
+    options = ["--max-model-len", "4096", "--block-size", "64", *SMALL, "--json"]
+
+    code = run(["replay", str(trace), "--config", str(config), *options])
+
+    assert code == 0
+    assert 0 < json.loads(capsys.readouterr().out)["hit_tokens"] <= 1_216
+
+
+def test_hash_ids_that_contradict_the_option_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = _plain(tmp_path, '{"input_length": 32, "output_length": 1, "hash_ids": [1, 2]}')
+    config = write_config(tmp_path, glm_5_2())
+
+    code = run(["replay", str(trace), "--config", str(config), *SMALL, "--hash-tokens", "512"])
+
+    assert code == 2
+    assert "line 1 has 2 hash ids for 32 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param('{"model_type": "x"}', "line 1: input_length must be", id="a-config"),
+        pytest.param("0,1\n0,2\n", "of 2; the first: line 1: prompt tokens must", id="zeros"),
+        pytest.param("9000000,1\n", "none of the trace's 1 requests could run", id="too-long"),
+        pytest.param("1000000000,1\n", "none of the trace's 1 requests could run", id="billion"),
+        pytest.param("1" + "0" * 30 + ",1\n", "more than a text can have", id="ten-to-the-30"),
+    ],
+)
+def test_a_run_without_a_request_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    """Nothing was checked, so nothing is well; no tokens are made for what cannot run."""
+    trace, config = _plain(tmp_path, text), write_config(tmp_path, glm_5_2())
+
+    code = run(["replay", str(trace), "--config", str(config), *SMALL])
+
+    assert code == 2
+    assert message in capsys.readouterr().err

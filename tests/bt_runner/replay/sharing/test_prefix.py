@@ -164,3 +164,30 @@ def test_all_blocks_come_back() -> None:
     cache.pools[0].complete(0)
 
     assert cache.pools[0].num_free == cache.pools[0].capacity
+
+
+def test_what_a_preempted_request_finds_again_is_counted_apart() -> None:
+    """Between requests 512 tokens were shared, however often they are found again."""
+    cache = _Cache(AttentionSpec(block_size=256))
+    cache.compute([1], 512)
+    use = cache.cache.use_of([1], 600)
+
+    for _ in range(3):
+        ids = cache.cache.share(use, 599)
+        cache.cache.offer(use, 512, ids)
+        cache.cache.leave(use)
+        cache.pools[0].release(ids[0], last_step=0)
+
+    assert (cache.cache.hit_tokens, cache.cache.rehit_tokens) == (512, 1024)
+
+
+def test_ids_of_smaller_blocks_share_no_more_than_they_name() -> None:
+    """Four equal ids of 16 tokens are 64 tokens."""
+    cache = _Cache(AttentionSpec(block_size=16))
+    for own in (100, 200):
+        use = cache.cache.use_of([1, 2, 3, 4, own, own + 1], 96, hash_tokens=16)
+        ids = cache.cache.share(use, 95)
+        ids[0] += cache.pools[0].allocate(6 - len(ids[0]))
+        cache.cache.offer(use, 96, ids)
+
+    assert cache.cache.hit_tokens == 64

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from bt_runner.terminal.options import add_device_options, add_limit_options, add_sanitize_option
-from bt_runner.terminal.values import count
+from bt_runner.terminal.values import count, seed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_device_options(parser, dtype="float64, where rounding decides nothing")
     parser.set_defaults(dtype="float64")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the weights (default: 0)")
     add_limit_options(parser, max_model_len="4096", num_blocks="enough")
     parser.add_argument("--graphs", action="store_true", help="capture decode steps (CUDA)")
     add_sanitize_option(parser)

@@ -15,7 +15,12 @@ from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.model_groups import attention_group
 from bt_runner.replay.pool_sizes import average_pool_sizes
 from bt_runner.replay.traffic.arrivals import Arrivals
-from bt_runner.replay.traffic.trace import MalformedLine, TraceRequest, read_trace
+from bt_runner.replay.traffic.trace import (
+    MalformedLine,
+    TraceRequest,
+    read_trace,
+    with_hash_tokens,
+)
 from bt_runner.terminal.progress import progress_bar
 from bt_runner.terminal.threads import one_thread
 from bt_tables import StagedBlockTables
@@ -31,12 +36,14 @@ class _Complaints:
 
     def __init__(self, is_strict: bool) -> None:
         self.count = 0
+        self.first = ""
         self._is_strict = is_strict
 
     def add(self, line: int, reason: str) -> None:
         if self._is_strict:
             raise BadInputError(f"line {line}: {reason}", line=line)
         self.count += 1
+        self.first = self.first or f"line {line}: {reason}"
         if self.count <= _MAX_COMPLAINTS:
             print(f"line {line} is left out: {reason}", file=sys.stderr)
         elif self.count == _MAX_COMPLAINTS + 1:
@@ -64,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"step {replay.summary.num_steps}: {error}", file=sys.stderr)
         return 1
     summary = replay.summary
+    if not summary.num_requests:
+        raise BadInputError(
+            f"none of the trace's {len(requests)} requests could run: {refused.first}",
+            num_refused=summary.num_refused,
+        )
     summary.num_malformed = malformed.count
     summary.num_launches = counts.num_launches
     summary.num_copies = counts.num_copies
@@ -74,14 +86,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_requests(args: argparse.Namespace, malformed: _Complaints) -> list[TraceRequest]:
     requests: list[TraceRequest] = []
-    for line in read_trace(args.trace):
+    first_malformed = None
+    for line in read_trace(args.trace, args.time_unit):
         if len(requests) == args.max_requests:
             break
         if isinstance(line, MalformedLine):
+            first_malformed = first_malformed or line
             malformed.add(line.line, line.reason)
         else:
             requests.append(line)
-    return requests
+    if not requests:
+        raise BadInputError(
+            f"no line of the trace {args.trace} is a request, of {malformed.count}; the first: "
+            f"{first_malformed}",
+            num_malformed=malformed.count,
+        )
+    return with_hash_tokens(requests, args.hash_tokens)
 
 
 def _prepare(

@@ -113,6 +113,15 @@ class Replay:
             traced = arrivals.take()
             if traced is None:
                 return
+            if traced.prompt_len + traced.output_len > self._limits.max_model_len:
+                # said before its tokens are made: a trace may ask for any number of them
+                self.summary.num_refused += 1
+                on_refused(
+                    traced,
+                    f"{traced.prompt_len} prompt tokens and {traced.output_len} new ones are more "
+                    f"than max_model_len {self._limits.max_model_len}",
+                )
+                continue
             request = Request(
                 request_id=f"line {traced.line}",
                 prompt_len=traced.prompt_len,
@@ -125,7 +134,7 @@ class Replay:
                 self.summary.num_refused += 1
                 on_refused(traced, str(error))
                 continue
-            self.rows.name_prefix(request, traced.hash_ids)
+            self.rows.name_prefix(request, traced.hash_ids, traced.hash_tokens)
 
     def _step(self) -> None:
         summary = self.summary
@@ -151,6 +160,7 @@ class Replay:
         # nothing is in flight when a step returns, so what it gave up is free at once
         self.rows.complete(summary.num_steps)
         summary.hit_tokens = self.rows.prefixes.hit_tokens
+        summary.rehit_tokens = self.rows.prefixes.rehit_tokens
 
     def _assemble(self, plan: StepPlan) -> BatchArrays:
         # padded as for a captured graph, so that padding rows are looked at too

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bt_runner.terminal.values import count, measure, share
+from bt_runner.terminal.values import count, measure, seed, share
 from bt_width.plan.options import add_model_options
 
 
@@ -15,7 +15,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "trace",
         type=Path,
         metavar="TRACE",
-        help="Azure's CSV, Mooncake's JSON lines, or a CSV of prompt and output tokens",
+        help="CSV with named columns (Azure's, BurstGPT's) or of prompt and output tokens, or "
+        "JSON (Mooncake's); .gz as well",
     )
     add_model_options(parser)
     replay = parser.add_argument_group("replay")
@@ -24,6 +25,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="REQUESTS",
         help="stop reading the trace after so many",
+    )
+    replay.add_argument(
+        "--hash-tokens",
+        type=count,
+        metavar="N",
+        help="prompt tokens that a hash id of the trace names (default: what fits all requests)",
+    )
+    replay.add_argument(
+        "--time-unit",
+        choices=("s", "ms"),
+        help="of times that are numbers (default: ms in JSON and in columns named so, else s)",
     )
     replay.add_argument(
         "--arrivals",
@@ -52,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="the share of drafts that turn out right (default: 0.7)",
     )
-    replay.add_argument("--seed", type=int, default=0, help="of the drafts' fate")
+    replay.add_argument("--seed", type=seed, default=0, help="of the drafts' fate")
     replay.add_argument(
         "--verify-every",
         type=count,

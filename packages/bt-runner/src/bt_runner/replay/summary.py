@@ -24,7 +24,8 @@ class Summary:
         num_tokens: Tokens computed, drafts and repetitions included.
         num_output_tokens: Tokens that requests got.
         num_preemptions: Times a request gave up its blocks.
-        hit_tokens: Prompt tokens whose blocks were shared.
+        hit_tokens: Prompt tokens that requests shared with others when they first ran.
+        rehit_tokens: Prompt tokens that they found again after they had lost their blocks.
         num_checked_steps: Steps whose tables were compared with the contract.
         num_launches: Launches of table updates.
         num_copies: Copies to the device of table updates.
@@ -45,6 +46,7 @@ class Summary:
     num_output_tokens: int = 0
     num_preemptions: int = 0
     hit_tokens: int = 0
+    rehit_tokens: int = 0
     num_checked_steps: int = 0
     num_launches: int = 0
     num_copies: int = 0
@@ -65,7 +67,7 @@ class Summary:
         used = np.array(self.used_blocks or [[0] * len(self.groups)])
         counts = (
             "num_requests num_refused num_malformed num_steps num_tokens num_output_tokens "
-            "num_preemptions hit_tokens num_checked_steps"
+            "num_preemptions hit_tokens rehit_tokens num_checked_steps"
         )
         return {
             **{name: getattr(self, name) for name in counts.split()},
@@ -95,7 +97,7 @@ class Summary:
             ("steps", f"{self.num_steps:,} in {self.seconds:.1f} s"),
             ("tokens", f"{self.num_tokens:,} computed, {self.num_output_tokens:,} put out"),
             ("preemptions", f"{self.num_preemptions:,}"),
-            ("shared prompt tokens", f"{self.hit_tokens:,}"),
+            ("shared prompt tokens", self._shared()),
             *(
                 (
                     f"blocks of {group['name']}",
@@ -115,6 +117,11 @@ class Summary:
         ]
         width = max(len(name) for name, _ in pairs)
         return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
+
+    def _shared(self) -> str:
+        """Say what was shared between requests, and what preempted ones found again."""
+        again = f", and {self.rehit_tokens:,} again after preemptions" if self.rehit_tokens else ""
+        return f"{self.hit_tokens:,}{again}"
 
 
 def _median_and_p99(seconds: Sequence[float]) -> dict[str, float]:

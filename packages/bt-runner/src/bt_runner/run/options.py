@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from bt_runner.terminal.options import add_device_options, add_limit_options, add_sanitize_option
-from bt_runner.terminal.values import count, temperature
+from bt_runner.terminal.values import count, seed, temperature
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="0 always takes the likeliest (default)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the draws (default: 0)")
     parser.add_argument(
         "--drafts", type=count, default=0, metavar="K", help="tokens guessed ahead (default: none)"
     )

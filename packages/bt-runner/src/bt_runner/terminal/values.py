@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 
+_MAX_DIGITS = 40
+
 
 def count(text: str) -> int:
     """Return a whole number of at least 1, or refuse the text."""
@@ -15,6 +17,15 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text}")
     return value
+
+
+def seed(text: str) -> int:
+    """Return a whole number of at least 0, or refuse the text."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number of at least 0, not {text[:_MAX_DIGITS]}"
+        )
+    return int(text)
 
 
 def measure(text: str) -> float:

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-HASH_TOKENS = 512
-"""Tokens that a trace's hash id names."""
-
 PrefixKey: TypeAlias = tuple[int, tuple[int, ...]]
 """A granule's place in its request, and the hash ids of the tokens in it."""
 
@@ -40,6 +37,7 @@ class PrefixUse:
         num_found: Granules found for it, until it has run a step.
         num_offered: Leading granules that were found or offered.
         last: The last of them.
+        has_run: Whether it has run a step, maybe before it lost its blocks.
     """
 
     keys: list[PrefixKey]
@@ -47,6 +45,7 @@ class PrefixUse:
     num_found: int = 0
     num_offered: int = 0
     last: Granule | None = None
+    has_run: bool = False
 
     def forget(self) -> None:
         """Note that the request holds nothing of the cache."""
@@ -55,11 +54,13 @@ class PrefixUse:
         self.last = None
 
 
-def keys_of(hash_ids: Sequence[int], prompt_len: int, granule_tokens: int) -> list[PrefixKey]:
+def keys_of(
+    hash_ids: Sequence[int], prompt_len: int, granule_tokens: int, hash_tokens: int = 512
+) -> list[PrefixKey]:
     """Return the keys of a prompt's whole granules, of as many as its hash ids name."""
-    named = min(prompt_len, len(hash_ids) * HASH_TOKENS)
+    named = min(prompt_len, len(hash_ids) * hash_tokens)
     keys = []
     for place in range(named // granule_tokens):
         start, end = place * granule_tokens, (place + 1) * granule_tokens
-        keys.append((place, tuple(hash_ids[start // HASH_TOKENS : -(-end // HASH_TOKENS)])))
+        keys.append((place, tuple(hash_ids[start // hash_tokens : -(-end // hash_tokens)])))
     return keys

@@ -22,7 +22,8 @@ class PrefixCache:
 
     Attributes:
         granule_tokens: Tokens of a granule; 0 where a group has no blocks to share.
-        hit_tokens: Prompt tokens that requests which ran were spared so far.
+        hit_tokens: Prompt tokens that requests shared with others when they first ran.
+        rehit_tokens: Prompt tokens that they found again after they had lost their blocks.
     """
 
     def __init__(self, layouts: Sequence[BlockTableLayout], pools: Sequence[BlockPool]) -> None:
@@ -32,6 +33,7 @@ class PrefixCache:
         sizes = [layout.tokens_per_block for layout in layouts]
         self.granule_tokens = math.lcm(*sizes) if shares and sizes else 0
         self.hit_tokens = 0
+        self.rehit_tokens = 0
         self._blocks_per_granule = [self.granule_tokens // size for size in sizes]
         self._pools = tuple(pools)
         self._granules: dict[PrefixKey, Granule] = {}
@@ -42,10 +44,10 @@ class PrefixCache:
         """Granules that no request holds."""
         return len(self._idle)
 
-    def use_of(self, hash_ids: Sequence[int], prompt_len: int) -> PrefixUse:
+    def use_of(self, hash_ids: Sequence[int], prompt_len: int, hash_tokens: int = 512) -> PrefixUse:
         """Return a request's keys, for as many whole granules as its hash ids name."""
         size = self.granule_tokens
-        return PrefixUse(keys_of(hash_ids, prompt_len, size) if size else [])
+        return PrefixUse(keys_of(hash_ids, prompt_len, size, hash_tokens) if size else [])
 
     def share(self, use: PrefixUse, max_tokens: int) -> list[list[int]]:
         """Give a request that holds nothing the granules that are here.
@@ -76,7 +78,11 @@ class PrefixCache:
         """Keep the granules that a request has computed since it last offered some."""
         if not use.keys:
             return
-        self.hit_tokens += use.num_found * self.granule_tokens
+        if use.has_run:
+            self.rehit_tokens += use.num_found * self.granule_tokens
+        else:
+            self.hit_tokens += use.num_found * self.granule_tokens
+        use.has_run = True
         use.num_found = 0
         computed = min(num_computed // self.granule_tokens, len(use.keys))
         for place in range(use.num_offered, computed):

@@ -25,9 +25,13 @@ class SharedRows(RequestRows):
         self._uses: dict[str, PrefixUse] = {}
         self._ended_step = 0
 
-    def name_prefix(self, request: Request, hash_ids: Sequence[int]) -> None:
+    def name_prefix(
+        self, request: Request, hash_ids: Sequence[int], hash_tokens: int = 512
+    ) -> None:
         """Say which tokens a request begins with, before it is scheduled."""
-        self._uses[request.request_id] = self.prefixes.use_of(hash_ids, request.prompt_len)
+        self._uses[request.request_id] = self.prefixes.use_of(
+            hash_ids, request.prompt_len, hash_tokens
+        )
 
     def start(self, request: Request) -> None:
         """Begin a request's rows with what others computed; its last token is its own to do."""

@@ -1,24 +1,56 @@
-"""Traces of real traffic, read line by line into requests; a line that is none is named.
+"""Traces of real traffic, read into requests; a line that is none is named.
 
-Three forms, told apart by their first line: Azure's CSV (TIMESTAMP, ContextTokens,
-GeneratedTokens), Mooncake's JSON lines (timestamp, input_length, output_length,
-hash_ids), and a plain CSV whose first two columns are prompt and output tokens.
+Two forms, plain or packed with gzip, told apart by how they begin. JSON, one object a line or an
+array of them: Mooncake's ``timestamp`` (ms), ``input_length``, ``output_length`` and ``hash_ids``.
+CSV: columns are found by their header's names, Azure's and BurstGPT's among them; without a
+header the first two are prompt and output tokens.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Literal, TypeAlias
 
 from bt_runner.errors import BadInputError
+from bt_runner.files import open_file
+from bt_width.errors import shown
 
-_AZURE_HEADER = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+TimeUnit: TypeAlias = Literal["s", "ms"]
+
+MOONCAKE_HASH_TOKENS = 512
+"""Tokens that a hash id of Mooncake's traces names."""
+
+# columns by what they hold, their names in small letters and digits alone
+_PROMPT = (
+    "inputlength", "inputlen", "inputtokens", "numinputtokens", "contexttokens", "requesttokens",
+    "numprefilltokens", "prefilltokens", "prompttokens", "numprompttokens", "promptlength",
+    "promptlen", "promptsize", "prompt",
+)  # fmt: skip
+_OUTPUT = (
+    "outputlength", "outputlen", "outputtokens", "numoutputtokens", "generatedtokens",
+    "responsetokens", "numdecodetokens", "decodetokens", "completiontokens", "outputsize",
+    "tokensize", "output",
+)  # fmt: skip
+_ARRIVAL = (
+    "timestamp", "timestampms", "arrivaltimestamp", "arrivedat", "arrivaltime", "arrivaltimems",
+    "arrivalms", "arrival", "time", "timems",
+)  # fmt: skip
+_HASHES = ("hashids", "blockhashes")
+
+_MAX_LINE = 2**24
+_MAX_ARRAY_BYTES = 2**28
+_MAX_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +58,13 @@ class TraceRequest:
     """One request of a trace.
 
     Attributes:
-        line: Its line in the file, from 1.
+        line: Its line in the file, from 1; its place in a JSON array.
         prompt_len: Tokens it comes with.
         output_len: Tokens it gets.
         arrival_ms: When it came, in milliseconds after the trace's origin.
-        hash_ids: Names of its leading blocks of 512 tokens; requests whose ids are
-            equal from the start have equal tokens there.
+        hash_ids: Names of its leading blocks; requests whose ids are equal from the start
+            have equal tokens there.
+        hash_tokens: Tokens of such a block.
     """
 
     line: int
@@ -39,6 +72,7 @@ class TraceRequest:
     output_len: int
     arrival_ms: float = 0.0
     hash_ids: tuple[int, ...] = ()
+    hash_tokens: int = MOONCAKE_HASH_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,107 +92,277 @@ class MalformedLine:
         return f"line {self.line}: {self.reason}"
 
 
-class _LineReader(Protocol):
-    def __call__(self, number: int, text: str) -> TraceRequest:
-        """Read a line; raise ``ValueError`` where it is no request."""
+Line: TypeAlias = TraceRequest | MalformedLine
 
 
-def read_trace(path: Path) -> Iterator[TraceRequest | MalformedLine]:
+def read_trace(path: Path, time_unit: TimeUnit | None = None) -> Iterator[Line]:
     """Yield the lines of a trace in order, blank ones left out.
 
+    Args:
+        path: The file.
+        time_unit: Of times that are numbers; by default milliseconds in JSON and in columns
+            whose name says so, and seconds in other columns.
+
     Raises:
-        BadInputError: The file cannot be read, or has no line.
+        BadInputError: The file cannot be read, has no line, or names no column of tokens.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace", newline=None) as file:
-            numbered = ((n, text.strip()) for n, text in enumerate(file, start=1) if text.strip())
+        with open_file(path, what="the trace ") as file, _unpacked(file) as text:
+            numbered = _numbered(text, path)
             first = next(numbered, None)
             if first is None:
                 raise BadInputError(f"the trace {path} has no line", path=str(path))
-            read_line, is_header = _form_of(first[1])
-            yield from _read_lines(read_line, numbered if is_header else chain([first], numbered))
-    except OSError as error:
-        raise BadInputError(
-            f"the trace {path} cannot be read: {error.strerror}", path=str(path)
-        ) from error
+            lines = chain([first], numbered)
+            begin = first[1].lstrip()
+            if begin.startswith("["):
+                yield from _read_array(lines, path, _Reader(time_unit or "ms"))
+            elif begin.startswith("{"):
+                yield from _read_json_lines(lines, _Reader(time_unit or "ms"))
+            else:
+                yield from _read_csv(lines, path, time_unit)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInputError(f"the trace {path} cannot be read: {error}", path=str(path)) from error
 
 
-def _read_lines(
-    read_line: _LineReader, numbered: Iterable[tuple[int, str]]
-) -> Iterator[TraceRequest | MalformedLine]:
-    for number, text in numbered:
+def with_hash_tokens(requests: list[TraceRequest], told: int | None = None) -> list[TraceRequest]:
+    """Return the requests, each told how many tokens its hash ids name.
+
+    Args:
+        requests: Those of one trace.
+        told: What the user says; without it the number follows from the requests, each of
+            which has as many ids as its prompt has blocks, the last one counted if it is not
+            full.
+
+    Raises:
+        BadInputError: A request has more ids than blocks of ``told`` tokens, or no number of
+            tokens fits all requests, or several do.
+    """
+    hashed = [request for request in requests if request.hash_ids]
+    if not hashed:
+        return requests
+    tokens = _inferred_hash_tokens(hashed) if told is None else told
+    for request in hashed:
+        num_blocks = -(-request.prompt_len // tokens)
+        if len(request.hash_ids) > num_blocks:
+            raise BadInputError(
+                f"line {request.line} has {len(request.hash_ids)} hash ids for "
+                f"{request.prompt_len} tokens, which are {num_blocks} blocks of {tokens}: say "
+                "with --hash-tokens how many tokens an id names",
+                line=request.line,
+                hash_tokens=tokens,
+            )
+    return [replace(request, hash_tokens=tokens) for request in requests]
+
+
+def _inferred_hash_tokens(requests: list[TraceRequest]) -> int:
+    """Return the one n with ``len(hash_ids) == ceil(prompt_len / n)`` in all requests."""
+    least, most = 1, _MAX_TOKENS
+    for request in requests:
+        count = len(request.hash_ids)
+        least = max(least, -(-request.prompt_len // count))
+        if count > 1:
+            most = min(most, -(-request.prompt_len // (count - 1)) - 1)
+    powers = [1 << power for power in range(31) if least <= 1 << power <= most]
+    if least == most:
+        return int(least)
+    if len(powers) == 1:
+        return powers[0]
+    if least <= MOONCAKE_HASH_TOKENS <= most:
+        return MOONCAKE_HASH_TOKENS
+    fits = f"any of {least}..{most} fits" if least <= most else "no one number fits all requests"
+    raise BadInputError(
+        f"how many tokens a hash id names does not follow from the trace ({fits}): say it with "
+        "--hash-tokens",
+        least=least,
+        most=most,
+    )
+
+
+def _unpacked(file: BinaryIO) -> io.TextIOWrapper:
+    is_packed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    data = gzip.GzipFile(fileobj=file) if is_packed else file
+    return io.TextIOWrapper(data, encoding="utf-8-sig", errors="replace", newline=None)
+
+
+def _numbered(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    while line := text.readline(_MAX_LINE):
+        number += 1
+        if len(line) == _MAX_LINE:
+            raise BadInputError(
+                f"the trace {path} cannot be read: line {number} is longer than {_MAX_LINE:,} "
+                "characters",
+                line=number,
+            )
+        if line.strip():
+            yield number, line
+
+
+class _Reader:
+    """Turns records, by their fields' names, into requests.
+
+    It numbers hashes that are texts in the order they come.
+    """
+
+    def __init__(self, time_unit: TimeUnit) -> None:
+        self._ms = 1.0 if time_unit == "ms" else 1000.0
+        self._number_of_text: dict[str, int] = {}
+
+    def request(self, number: int, record: Mapping[str, object]) -> TraceRequest:
+        """Read a record; raise ``ValueError`` where it is no request."""
+        by_name = {_plain(name): (name, value) for name, value in record.items()}
+        prompt = _count(by_name, _PROMPT, "input_length")
+        output = _count(by_name, _OUTPUT, "output_length")
+        if prompt + output > _MAX_TOKENS:
+            raise ValueError(f"{shown(prompt + output)} tokens are more than a text can have")
+        return TraceRequest(
+            line=number,
+            prompt_len=prompt,
+            output_len=output,
+            arrival_ms=self._arrival(by_name),
+            hash_ids=self._hash_ids(by_name),
+        )
+
+    def _arrival(self, by_name: Mapping[str, tuple[str, object]]) -> float:
+        name, value = _first(by_name, _ARRIVAL)
+        if value is None or value == "":
+            return 0.0
+        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
+            try:
+                moment = datetime.fromisoformat(value.strip())
+            except ValueError:
+                raise ValueError(f"{name} {shown(value)} is no time") from None
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+        if isinstance(value, bool) or not 0 <= number < math.inf:
+            raise ValueError(f"{name} {shown(value)} is no time")
+        return number * self._ms
+
+    def _hash_ids(self, by_name: Mapping[str, tuple[str, object]]) -> tuple[int, ...]:
+        name, value = _first(by_name, _HASHES)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(each) in (int, str) for each in value):
+            raise ValueError(f"{name} {shown(value)} is no list of numbers or texts")
+        return tuple(
+            # texts count down from -1, so that they meet no number
+            self._number_of_text.setdefault(each, -1 - len(self._number_of_text))
+            if isinstance(each, str)
+            else each
+            for each in value
+        )
+
+
+def _read_json_lines(lines: Iterable[tuple[int, str]], reader: _Reader) -> Iterator[Line]:
+    for number, text in lines:
         try:
-            yield read_line(number, text)
-        except (ValueError, OverflowError, RecursionError) as error:
-            yield MalformedLine(number, str(error))
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            yield MalformedLine(number, "not a JSON object")
+            continue
+        yield _line(reader, number, record)
 
 
-def _form_of(first_line: str) -> tuple[_LineReader, bool]:
-    """Return the reader of a trace, and whether its first line is a header."""
-    if first_line.startswith("{"):
-        return _read_mooncake, False
-    cells = _cells(first_line)
-    if cells == _AZURE_HEADER:
-        return _read_azure, True
-    return _read_plain, not cells[0].isdecimal()
-
-
-def _read_azure(number: int, text: str) -> TraceRequest:
-    cells = _cells(text)
-    if len(cells) != len(_AZURE_HEADER):
-        raise ValueError(f"{len(cells)} columns, expected {', '.join(_AZURE_HEADER)}")
+def _read_array(lines: Iterable[tuple[int, str]], path: Path, reader: _Reader) -> Iterator[Line]:
+    texts, size = [], 0
+    for _, text in lines:
+        texts.append(text)
+        size += len(text)
+        if size > _MAX_ARRAY_BYTES:
+            raise BadInputError(
+                f"the trace {path} is one JSON array of more than {_MAX_ARRAY_BYTES:,} "
+                "characters: write one object a line",
+                path=str(path),
+            )
     try:
-        arrival = datetime.fromisoformat(cells[0]).timestamp()
-    except ValueError:
-        raise ValueError(f"TIMESTAMP {cells[0]!r} is no time") from None
-    return TraceRequest(
-        line=number,
-        prompt_len=_count("ContextTokens", cells[1]),
-        output_len=_count("GeneratedTokens", cells[2]),
-        arrival_ms=arrival * 1000,
-    )
+        records = json.loads("".join(texts))
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(
+            f"the trace {path} begins like a JSON array and is none: {error!s:.200}",
+            path=str(path),
+        ) from None
+    for number, record in enumerate(records, 1):
+        yield _line(reader, number, record)
 
 
-def _read_mooncake(number: int, text: str) -> TraceRequest:
-    try:
-        record = json.loads(text)
-    except ValueError:
-        raise ValueError("not a JSON object") from None
+def _line(reader: _Reader, number: int, record: object) -> Line:
     if not isinstance(record, dict):
-        raise ValueError("not a JSON object")
-    arrival = record.get("timestamp", 0)
-    hash_ids = record.get("hash_ids", [])
-    if type(arrival) not in (int, float) or not 0 <= arrival < math.inf:
-        raise ValueError(f"timestamp {arrival!r} is no count of milliseconds")
-    if not isinstance(hash_ids, list) or not all(type(name) is int for name in hash_ids):
-        raise ValueError(f"hash_ids {hash_ids!r:.60} is no list of ints")
-    return TraceRequest(
-        line=number,
-        prompt_len=_count("input_length", record.get("input_length")),
-        output_len=_count("output_length", record.get("output_length")),
-        arrival_ms=float(arrival),
-        hash_ids=tuple(hash_ids),
-    )
+        return MalformedLine(number, "not a JSON object")
+    try:
+        return reader.request(number, record)
+    except (ValueError, OverflowError) as error:
+        return MalformedLine(number, str(error))
 
 
-def _read_plain(number: int, text: str) -> TraceRequest:
-    cells = _cells(text)
-    if len(cells) < 2:
-        raise ValueError("one column, expected prompt tokens and output tokens")
-    return TraceRequest(
-        line=number,
-        prompt_len=_count("prompt tokens", cells[0]),
-        output_len=_count("output tokens", cells[1]),
-    )
+def _read_csv(
+    lines: Iterable[tuple[int, str]], path: Path, time_unit: TimeUnit | None
+) -> Iterator[Line]:
+    names: list[str] | None = None
+    reader = _Reader(time_unit or "s")
+    for number, text in lines:
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([text]))]
+        except (csv.Error, StopIteration) as error:
+            yield MalformedLine(number, str(error) or "no cell")
+            continue
+        if names is None:
+            names = _header(cells, path)
+            if names is not None:
+                if time_unit is None and any(_plain(name).endswith("ms") for name in names):
+                    reader = _Reader("ms")
+                continue
+            names = ["prompt tokens", "output tokens"]
+        if len(cells) < len(names) or len(cells) < 2:
+            count = "one column" if len(cells) == 1 else f"{len(cells)} columns"
+            yield MalformedLine(number, f"{count}, expected {', '.join(names)}")
+            continue
+        yield _line(reader, number, dict(zip(names, cells, strict=False)))
 
 
-def _cells(text: str) -> list[str]:
-    return [cell.strip() for cell in text.lstrip("\ufeff").split(",")]
+def _header(cells: list[str], path: Path) -> list[str] | None:
+    """Return the names of a header; None where the line is one of numbers.
+
+    Raises:
+        BadInputError: None of the names is that of a column of tokens.
+    """
+    if all(_NUMBER.fullmatch(cell) for cell in cells[:2]):
+        return None
+    plain = {_plain(cell) for cell in cells}
+    for wanted, what in ((_PROMPT, "prompt"), (_OUTPUT, "output")):
+        if not plain.intersection(wanted):
+            raise BadInputError(
+                f"the trace {path} begins with {shown(', '.join(cells))}, and no column of it is "
+                f"known to hold {what} tokens; name it {wanted[0][:6].rstrip('l')}_tokens, or "
+                "leave the header out",
+                path=str(path),
+                columns=cells[:100],
+            )
+    return cells
 
 
-def _count(name: str, value: object) -> int:
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} must be a positive int, not {value!r:.60}")
-    return value
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+
+
+def _plain(name: object) -> str:
+    return re.sub(r"[^a-z0-9]", "", str(name).lower())
+
+
+def _first(by_name: Mapping[str, tuple[str, object]], known: tuple[str, ...]) -> tuple[str, object]:
+    return next((by_name[name] for name in known if name in by_name), (known[0], None))
+
+
+def _count(
+    by_name: Mapping[str, tuple[str, object]], known: tuple[str, ...], default_name: str
+) -> int:
+    """Return a whole number above 0, written as one or with zeros behind the point."""
+    name, value = _first(by_name, known)
+    number = value
+    if isinstance(value, str) and _NUMBER.fullmatch(value) and len(value) <= 40:
+        number = int(value) if value.isdecimal() else float(value)
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if type(number) is not int or number < 1:
+        shown_name = default_name if value is None else name
+        raise ValueError(f"{shown_name} must be a positive int, not {shown(value)}")
+    return number
