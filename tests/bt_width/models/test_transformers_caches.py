@@ -1,5 +1,6 @@
 """What transformers keeps when a tiny random model of a family runs is what ``read_model`` says."""
 
+import importlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ transformers = pytest.importorskip("transformers", minversion="5.24")
 NUM_TOKENS = 11
 
 Settings = dict[str, Any]
+
+LEFT_OUT = object()
 
 TINY: Settings = {
     "vocab_size": 97,
@@ -70,6 +73,7 @@ MAMBA2: Settings = {
 }
 WINDOW: Settings = {"sliding_window": 5}
 HEAD: Settings = {"head_dim": 24}
+ROPE: Settings = {"rope_type": "default", "rope_theta": 10_000.0}
 WINDOWS: Settings = {"layer_types": ["sliding_attention", "full_attention"] * 2, **WINDOW}
 LISTED: Settings = {**WINDOWS, **HEAD}
 
@@ -106,6 +110,15 @@ CASES: list[tuple[str, Settings]] = [
     ("gemma2", {**HEAD, **WINDOW}),
     ("gemma3_text", {**HEAD, **WINDOW, "num_hidden_layers": 7}),
     ("gemma3_text", {**HEAD, **WINDOW, "sliding_window_pattern": 2}),
+    (
+        "gemma3_text",
+        {
+            **WINDOW,
+            "num_attention_heads": LEFT_OUT,
+            "num_key_value_heads": LEFT_OUT,
+            "head_dim": LEFT_OUT,
+        },
+    ),
     (
         "gemma3n_text",
         {
@@ -221,6 +234,15 @@ CASES: list[tuple[str, Settings]] = [
             },
         },
     ),
+    ("bailing_hybrid", {**LATENT, **HEAD, "short_conv_kernel_size": 4, "layer_group_size": 2}),
+    ("mistral4", LATENT),
+    ("sarvam_mla", LATENT),
+    ("sarvam_moe", {**HEAD, **EXPERTS}),
+    ("axk2", {**LATENT, **INDEXER}),
+    ("hy_v4", {**LATENT, **INDEXER, "indexer_types": ["full", "shared", "full", "shared"]}),
+    ("qwen2_vl_text", {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}),
+    ("qwen3_vl_text", HEAD),
+    ("qwen3_vl_moe_text", {**HEAD, **EXPERTS}),
     ("minimax", {**HEAD, **EXPERTS, "layer_types": ["linear_attention", "full_attention"] * 2}),
     ("lfm2", {"conv_L_cache": 3, "full_attn_idxs": [1, 3]}),
     ("lfm2_moe", {**EXPERTS, "conv_L_cache": 3, "layer_types": ["conv", "full_attention"] * 2}),
@@ -295,6 +317,32 @@ CASES: list[tuple[str, Settings]] = [
 ]
 
 
+CASES += [
+    ("qwen3", {**HEAD, "num_attention_heads": heads, "num_key_value_heads": kept})
+    for heads, kept in ((6, 1), (6, 2), (6, 3), (6, 6))
+]
+CASES += [
+    (
+        "qwen3_next",
+        {
+            **DELTA,
+            "full_attention_interval": 2,
+            "linear_num_key_heads": keys,
+            "linear_num_value_heads": values,
+        },
+    )
+    for keys, values in ((1, 3), (2, 2), (4, 8))
+]
+CASES += [
+    ("bamba", {**MAMBA2, "attn_layer_indices": [0, 3], "mamba_n_groups": groups})
+    for groups in (1, 4, 8)
+]
+CASES += [
+    ("gpt_oss", {**HEAD, **EXPERTS, "sliding_window": window, "num_hidden_layers": layers})
+    for window, layers in ((2, 3), (10, 5), (40, 4))
+]
+
+
 def _kept_of(cache: Any) -> Iterator[dict[str, Any]]:
     """What each layer of a cache holds after a run: shapes without the batch."""
     linear = getattr(cache, "linear_cache", [])
@@ -325,11 +373,11 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _run(model_type: str, settings: Settings) -> tuple[ModelCaches, list[dict[str, Any]]]:
-    settings = {**TINY, **settings}
+    settings = {key: value for key, value in (TINY | settings).items() if value is not LEFT_OUT}
     config = transformers.CONFIG_MAPPING[model_type](**settings)
     torch.manual_seed(0)
     with torch.no_grad():
-        model = transformers.AutoModel.from_config(config).eval()
+        model = _model_class(model_type)._from_config(config).eval()
         # MiniMax makes a cache of its own
         cache = None if model_type == "minimax" else transformers.DynamicCache(config=config)
         tokens = torch.randint(0, 97, (1, NUM_TOKENS))
@@ -337,6 +385,14 @@ def _run(model_type: str, settings: Settings) -> tuple[ModelCaches, list[dict[st
         cache = model(tokens, cache=cache, use_cache=True, position_ids=positions).cache
     published = json.loads(json.dumps({"model_type": model_type, **settings}))
     return read_model(published), list(_kept_of(cache))
+
+
+def _model_class(model_type: str) -> Any:
+    if model_type == "step3p5":
+        # the language model of a multimodal one, which AutoModel does not make alone
+        module = importlib.import_module("transformers.models.step3p7.modeling_step3p7")
+        return module.Step3p7TextModel
+    return transformers.AutoModel._model_mapping[transformers.CONFIG_MAPPING[model_type]]
 
 
 def _tokens_kept(layer: Layer) -> int:

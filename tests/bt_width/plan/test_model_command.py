@@ -224,6 +224,27 @@ def test_no_published_config_is_left_out() -> None:
     assert names == TOKEN_BYTES.keys() | REFUSED.keys()
 
 
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("nvidia--Nemotron-H-8B-Base-8K", 1039),
+        ("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 2084),
+        ("nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8", 4156),
+        ("nvidia--Nemotron-H-56B-Base-8K", 4126),
+    ],
+)
+def test_a_layers_page_is_as_large_as_vllms(
+    capsys: pytest.CaptureFixture[str], name: str, tokens: int
+) -> None:
+    """Tokens of attention for which a page takes as many bytes as a page of Mamba."""
+    groups = record(capsys, data_file("configs", f"{name}.json"))["groups"]
+
+    token, state = groups[0]["members"][0], groups[1]["members"][0]
+    token_bytes = token["cache_bytes_per_token"] // token["layers"]
+    state_bytes = (state["recurrent_bytes"] + state["convolution_bytes"]) // state["layers"]
+    assert -(-state_bytes // token_bytes) == tokens
+
+
 def test_super_counts_its_draft_layer_where_drafts_are_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -153,44 +153,19 @@ class _Plain(NamedTuple):
 _GEMMA = _Plain(_every(2), own_head_dim=False)
 _PLAIN: Mapping[str, _Plain] = {
     **dict.fromkeys(
-        [
-            "llama",
-            "granite",
-            "granitemoe",
-            "granitemoeshared",
-            "olmo",
-            "olmo2",
-            "olmoe",
-            "flex_olmo",
-            "phi",
-            "cohere",
-            "hunyuan_v1_dense",
-            "hunyuan_v1_moe",
-            "apertus",
-            "arcee",
-            "nemotron",
-            "jais2",
-            "persimmon",
-        ],
+        (
+            *("llama", "granite", "granitemoe", "granitemoeshared", "olmo", "olmo2", "olmoe"),
+            *("flex_olmo", "phi", "cohere", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"),
+            *("arcee", "nemotron", "jais2", "persimmon"),
+        ),
         _Plain(all_heads=True),
     ),
     **dict.fromkeys(("stablelm", "ernie4_5_moe", "bitnet", "qwen3_vl_moe_text"), _Plain()),
     **dict.fromkeys(
-        [
-            "gemma",
-            "glm",
-            "glm4",
-            "minimax_m2",
-            "seed_oss",
-            "internlm3",
-            "helium",
-            "ernie4_5",
-            "solar_open",
-            "ministral3",
-            "qwen3_vl_text",
-            "hy_v3",
-            "iquestcoder",
-        ],
+        (
+            *("gemma", "glm", "glm4", "minimax_m2", "seed_oss", "internlm3", "helium", "ernie4_5"),
+            *("solar_open", "ministral3", "qwen3_vl_text", "hy_v3", "iquestcoder", "sarvam_moe"),
+        ),
         _Plain(own_head_dim=False),
     ),
     "glm4_moe": _Plain(drafts="full"),
@@ -200,15 +175,16 @@ _PLAIN: Mapping[str, _Plain] = {
     "ministral": _Plain(_all_windows),
     "qwen2": _Plain(_windows_after),
     "qwen3": _Plain(_windows_after, own_head_dim=False),
-    "qwen2_vl_text": _Plain(_windows_after),
-    "qwen2_5_vl_text": _Plain(_windows_after),
+    # older configs of the VL forms have the language model's keys at the top
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _Plain(_windows_after)
+    ),
     "qwen2_moe": _Plain(_windows_if_used),
     "qwen3_moe": _Plain(_windows_if_used),
     "smollm3": _Plain(_windows_if_used),
     "gpt_oss": _Plain(_every(2), own_head_dim=False),
     "gemma2": _GEMMA,
     "vaultgemma": _GEMMA,
-    "gemma3_text": _Plain(_every(6), own_head_dim=False),
     "cohere2": _Plain(_every(4), all_heads=True),
     "olmo3": _Plain(_every(4), all_heads=True),
     "exaone4": _Plain(_exaone),
@@ -246,6 +222,12 @@ def _attention(fields: Fields, kind: str, *, all_heads: bool = False) -> Layer:
             key="layer_types",
         )
     return (key_values(fields, window_of(fields, kind), all_heads=all_heads),)
+
+
+def _gemma3(fields: Fields) -> Layers:
+    """Gemma 3: published configs leave out the sizes that transformers has as defaults."""
+    defaults = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+    return _plain(fields.with_defaults(defaults), _Plain(_every(6), own_head_dim=False))
 
 
 def _gemma_with_shared_layers(fields: Fields) -> Layers:
@@ -347,7 +329,10 @@ def _indexed(fields: Fields) -> Layers:
         )
     full: Layer = (latent(fields), index_keys(fields))
     own = [True] * count
-    if fields.text("model_type") == "glm_moe_dsa":
+    family = fields.text("model_type")
+    if family == "hy_v4" and not fields.has("indexer_types"):
+        raise fields.lacking("indexer_types")
+    if family in ("glm_moe_dsa", "hy_v4"):
         own = has_indexer(fields, count)
     layers: list[Layer] = [full if has else full[:1] for has in own]
     return Layers(layers, [full] * _num_draft_layers(fields))
@@ -426,6 +411,21 @@ def _kimi_linear(fields: Fields) -> Layers:
             linear.count("short_conv_kernel_size"),
         )
     return _with_doubtful_drafts(fields, _mixed(fields, kinds, latent(fields), state_cache))
+
+
+def _bailing_hybrid(fields: Fields) -> Layers:
+    """Ling 2.5: Kimi's delta attention between layers of MLA."""
+    count = num_layers(fields)
+    kinds = listed_kinds(fields, count)
+    if kinds is None:
+        step = fields.count("layer_group_size")
+        kinds = ["full" if (layer + 1) % step == 0 else "state" for layer in range(count)]
+    state = delta_attention(
+        fields.count("num_attention_heads"),
+        fields.count("head_dim"),
+        fields.count("short_conv_kernel_size"),
+    )
+    return _with_doubtful_drafts(fields, _mixed(fields, kinds, latent(fields), state))
 
 
 def _minimax(fields: Fields) -> Layers:
@@ -601,21 +601,33 @@ def _zamba2(fields: Fields) -> Layers:
 
 FAMILIES: Mapping[str, Callable[[Fields], Layers]] = {
     **{name: partial(_plain, family=family) for name, family in _PLAIN.items()},
+    "gemma3_text": _gemma3,
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), _gemma_with_shared_layers),
     "mimo_v2_flash": _mimo,
     "step3p5": _step,
     **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "kimi_k2", "minicpm3", "glm4_moe_lite", "youtu", "axk1"),
+        [
+            "deepseek_v2",
+            "deepseek_v3",
+            "kimi_k2",
+            "minicpm3",
+            "glm4_moe_lite",
+            "youtu",
+            "axk1",
+            "mistral4",
+            "sarvam_mla",
+        ],
         _latents,
     ),
     "longcat_flash": _two_latents,
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _indexed),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4"), _indexed),
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
         _gated_delta,
     ),
     "olmo_hybrid": _olmo_hybrid,
     "kimi_linear": _kimi_linear,
+    "bailing_hybrid": _bailing_hybrid,
     **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1"), _minimax),
     **dict.fromkeys(("lfm2", "lfm2_moe"), _short_convolutions),
     **dict.fromkeys(("mamba", "falcon_mamba"), _mamba1),

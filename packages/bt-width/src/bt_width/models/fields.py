@@ -34,6 +34,11 @@ class Fields:
             raise InvalidSpecError(f"{what} must be a JSON object, not {shown(raw)}", key=path)
         return cls(raw, f"{path}." if path else "")
 
+    def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
+        """Return the keys with those of ``defaults`` in place of missing ones."""
+        given = {name: value for name, value in self._raw.items() if value is not None}
+        return Fields({**defaults, **given}, self._path)
+
     def has(self, *names: str) -> bool:
         """Return whether one of the keys is there."""
         return any(self._raw.get(name) is not None for name in names)
