@@ -1,5 +1,9 @@
 """The numbers by which everything above bt_width addresses a row."""
 
+import pickle
+import sys
+import types
+
 import pytest
 from tests.support.kinds import EVERY_KIND
 from tests.support.plans import plan, plan_ranks
@@ -102,3 +106,86 @@ def test_groups_without_states_at_boundaries_take_the_whole_chunk(spec: CacheSpe
 
     assert plan(spec, 1000).chunk_end(5, 700) == 705
     assert plan(spec, 1000).chunk_end(5, 2**32) == 5 + 2**32
+
+
+@pytest.mark.parametrize("interleave", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("kernel_block_size", [8, 4, 2])
+def test_the_arithmetic_deals_out_positions_one_by_one(
+    kernel_block_size: int, size: int, interleave: int
+) -> None:
+    """The oracle hands each run of positions to the next rank, which packs what it gets."""
+    layouts = plan_ranks(
+        AttentionSpec(block_size=8),
+        200,
+        size,
+        interleave=interleave,
+        kernel_block_size=kernel_block_size,
+    )
+    kept: list[list[int]] = [[] for _ in range(size)]
+    for position in range(200):
+        kept[position // interleave % size].append(position)
+        for layout in layouts:
+            numbers = layout.addressing
+            rank, column, offset = numbers.locate(position)
+
+            assert kept[rank][column * kernel_block_size + offset] == position
+            assert layout.locate(position) == (rank, column, offset)
+            assert numbers.local_length(position + 1) == len(kept[numbers.rank])
+            for other in range(size):
+                assert numbers.local_length(position + 1, other) == len(kept[other])
+                assert layout.local_length(position + 1, other) == len(kept[other])
+
+
+def test_a_ring_comes_round_in_its_one_block() -> None:
+    numbers = plan(RingSpec(block_size=6), 100).addressing
+
+    assert [numbers.locate(position) for position in range(14)] == [
+        (0, 0, position % 6) for position in range(14)
+    ]
+
+
+def test_a_block_expands_to_its_kernel_blocks_and_null_to_nulls() -> None:
+    numbers = plan(AttentionSpec(block_size=12), 100, kernel_block_size=4).addressing
+
+    assert numbers.expand([1, 0, 5]) == [3, 4, 5, 0, 0, 0, 15, 16, 17]
+
+
+@pytest.mark.parametrize("spec", EVERY_KIND)
+def test_a_layout_sends_its_causes_alone(spec: CacheSpec) -> None:
+    """What was computed is computed again where it arrives, not sent."""
+    layout = plan(spec, 1000)
+    fresh = len(pickle.dumps(layout))
+    assert layout.addressing.width == layout.width
+    assert layout.explain()
+
+    received = pickle.loads(pickle.dumps(layout))
+
+    assert len(pickle.dumps(layout)) == fresh
+    assert received == layout
+    assert received.addressing == layout.addressing
+
+
+@pytest.mark.parametrize("spec", EVERY_KIND)
+def test_a_second_look_computes_nothing(spec: CacheSpec) -> None:
+    """A hot path reads attributes: no function of this package runs but the properties."""
+    layout = plan(spec, 1000)
+    names = ("addressing", "width", "blocks_per_row", "max_block_id", "max_num_blocks")
+    for name in names:
+        getattr(layout, name)
+    layout.explain()
+    called: list[str] = []
+
+    def note(frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call" and "bt_width" in frame.f_code.co_filename:
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        for name in names:
+            getattr(layout, name)
+        layout.explain()
+    finally:
+        sys.setprofile(None)
+
+    assert set(called) <= {"width", "blocks_per_row", "max_block_id", "explain", "cached_property"}

@@ -55,12 +55,7 @@ def layout_digest(layout: BlockTableLayout) -> str:
 
 
 def layout_fields_from_json(text: str) -> LayoutFields:
-    """Return the causes in ``text``.
-
-    Raises:
-        InvalidSpecError: The text is no JSON of this version, or a field is unknown,
-            missing or of a wrong kind.
-    """
+    """Return the causes in ``text``."""
     try:
         decoded = json.loads(text, object_pairs_hook=_without_duplicates)
     except (TypeError, ValueError, RecursionError) as error:

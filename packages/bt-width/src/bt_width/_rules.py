@@ -105,11 +105,7 @@ def rule_of(spec: CacheSpec, limits: ServingLimits) -> GroupRule:
 
 
 def check_plan(spec: CacheSpec, limits: ServingLimits, kernel_block_size: int) -> None:
-    """Check a group, its limits and its kernel block against each other.
-
-    Raises:
-        InvalidSpecError: They do not go together.
-    """
+    """Refuse a group, limits and a kernel block that do not go together."""
     layers = layers_of(spec)
     require_instance("limits", limits, ServingLimits, wanted="a ServingLimits")
     require_int("kernel_block_size", kernel_block_size, minimum=1)

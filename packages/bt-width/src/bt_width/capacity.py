@@ -78,9 +78,6 @@ def max_addressable_blocks(elements_per_block: int) -> int:
     Args:
         elements_per_block: Elements of a block in the consumer's view, keys and
             values together where one view spans both.
-
-    Raises:
-        InvalidSpecError: It is no positive int.
     """
     require_int("elements_per_block", elements_per_block, minimum=1)
     return _INT32_REACH // elements_per_block
@@ -102,9 +99,6 @@ def longest_request(
         num_blocks: Blocks of the pool, block 0 included.
         max_in_flight_tokens: The most tokens of one request in the steps under way;
             ``max_num_batched_tokens`` by default.
-
-    Raises:
-        InvalidSpecError: A count is of a wrong type or out of range.
     """
     _require_layout(layout)
     usable = as_index("num_blocks", num_blocks, minimum=1) - 1

@@ -166,9 +166,6 @@ class BlockTableLayout:
 
         Args:
             member: The layer of a ``UniformSpec``; needed only where they differ.
-
-        Raises:
-            InvalidSpecError: There is no such member, or several sizes and none named.
         """
         if member is None:
             sizes = {_tokens_per_state(layer) for layer in layers_of(self.spec)}
@@ -191,7 +188,6 @@ class BlockTableLayout:
         """Return the blocks that a request of ``num_tokens`` tokens holds in its row.
 
         Raises:
-            InvalidSpecError: ``num_tokens`` is no count.
             RowOverflowError: It is above ``max_model_len + lookahead_tokens``.
         """
         count = as_index("num_tokens", num_tokens, minimum=0)
@@ -213,9 +209,6 @@ class BlockTableLayout:
             max_in_flight_tokens: The most tokens of one request in the steps under way.
             steps_in_flight: Steps that may be under way at once; each but the first
                 keeps one state more of a Mamba align group.
-
-        Raises:
-            InvalidSpecError: One of them is no count.
         """
         in_flight = as_index("max_in_flight_tokens", max_in_flight_tokens, minimum=0)
         further_steps = as_index("steps_in_flight", steps_in_flight, minimum=1) - 1
@@ -235,9 +228,6 @@ class BlockTableLayout:
         Args:
             seq_len: Tokens of the request.
             rank: The rank; this one by default.
-
-        Raises:
-            InvalidSpecError: ``seq_len`` is no count, or there is no such rank.
         """
         length = as_index("seq_len", seq_len, minimum=0)
         context = self.limits.context_parallel
@@ -269,9 +259,6 @@ class BlockTableLayout:
 
         Returns:
             Tokens computed after the chunk, at most ``num_computed + num_tokens``.
-
-        Raises:
-            InvalidSpecError: One of them is no count.
         """
         start = as_index("num_computed", num_computed, minimum=0)
         end = start + as_index("num_tokens", num_tokens, minimum=0)
@@ -283,7 +270,7 @@ class BlockTableLayout:
         """Return the column of the recurrent state after ``num_tokens`` tokens.
 
         Raises:
-            InvalidSpecError: The group keeps no state, or ``num_tokens`` is no count.
+            InvalidSpecError: The group keeps no state.
             RowOverflowError: The column is at or past the width.
         """
         count = as_index("num_tokens", num_tokens, minimum=0)
@@ -306,7 +293,7 @@ class BlockTableLayout:
         The rank is this one where every rank keeps every token.
 
         Raises:
-            InvalidSpecError: ``position`` is negative, or the group has no slots.
+            InvalidSpecError: The group has no slots.
         """
         index = as_index("position", position, minimum=0)
         if self.slot_mode == "none":
@@ -327,10 +314,6 @@ class BlockTableLayout:
             ``PAD_SLOT`` where the position is negative or past ``MAX_POSITION``, another
             rank's, past the ids or the width, or in a null column; never a slot of the
             null block.
-
-        Raises:
-            InvalidSpecError: An argument is of a wrong type.
-            InvalidEditError: The column holds a negative id.
         """
         index = as_index("position", position)
         if self.slot_mode == "none" or not 0 <= index <= MAX_POSITION:
@@ -363,9 +346,6 @@ class BlockTableLayout:
 
         Args:
             num_computed_tokens: Tokens of the request that stay computed.
-
-        Raises:
-            InvalidSpecError: It is no count.
         """
         computed = as_index("num_computed_tokens", num_computed_tokens, minimum=0)
         rule = self._rule
@@ -381,7 +361,6 @@ class BlockTableLayout:
         Raises:
             RowOverflowError: There are more than a row holds.
             InvalidEditError: An id is negative or its kernel ids leave int32.
-            InvalidSpecError: It is no sequence of ints.
         """
         last_id = self.max_block_id
         try:
@@ -416,12 +395,7 @@ class BlockTableLayout:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what ``to_json`` wrote, and check it as ``plan`` does.
-
-        Raises:
-            InvalidSpecError: The text is no such JSON: another version, a field too
-                many or too few, or values that do not go together.
-        """
+        """Read what ``to_json`` wrote, and check it as ``plan`` does."""
         from ._codec import layout_fields_from_json
 
         return cls(**layout_fields_from_json(text))

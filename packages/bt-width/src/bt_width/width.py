@@ -52,12 +52,7 @@ def get_block_table_width(
 
 
 def get_kernel_blocks_per_block(block_size: int, kernel_block_size: int | None) -> int:
-    """Return how many kernel blocks a block is split into.
-
-    Raises:
-        InvalidSpecError: ``kernel_block_size`` is no positive int or does not divide
-            ``block_size``.
-    """
+    """Return how many kernel blocks a block is split into."""
     if kernel_block_size is None:
         return 1
     require_int("kernel_block_size", kernel_block_size, minimum=1)
