@@ -62,6 +62,8 @@ def _group(
     rows = list(_rows(layout, step, group))
     for at, row in enumerate(rows):
         yield from _row(layout, pool, step, group, at, row)
+        if with_refs:
+            yield from _exchanged(layout, pool, step, group, at, row)
     for at in range(len(rows), step.block_tables[group].shape[0]):
         for column, value in enumerate(step.block_tables[group][at].tolist()):
             if value != NULL_BLOCK:
@@ -138,6 +140,18 @@ def _row(
         head = row.ids[column - column % split] // split
         if split > 1 and value != (head * split + column % split if head else NULL_BLOCK):
             yield Place(FaultKind.BROKEN_SPLIT, group, at, column)
+
+
+def _exchanged(
+    layout: BlockTableLayout, pool: int, step: SmallStep, group: int, at: int, row: Row
+) -> Iterator[Place]:
+    split = layout.kernel_blocks_per_block
+    given = step.ref_blocks[group][at].tolist()
+    for column in range(0, _live(layout, row), split):
+        block = row.ids[column] // split
+        wanted = given[column // split] if column // split < len(given) else NULL_BLOCK
+        if 0 < block < pool and block != wanted:
+            yield Place(FaultKind.WRONG_BLOCK, group, at, column)
 
 
 def _owners(

@@ -62,6 +62,7 @@ class SmallStep:
     query_start_loc: torch.Tensor
     num_blocks_of_row: torch.Tensor
     ref_counts: tuple[torch.Tensor, ...]
+    ref_blocks: tuple[torch.Tensor, ...]
     requests: tuple[SmallRequest, ...]
 
     @property
@@ -137,6 +138,14 @@ class PlainTables:
                     self.slots[group, token] = layout.slot(int(positions[token]), ids)
         tables = tuple(buffer[:num_reqs_padded] for buffer in self.buffers)
         return tables, self.slots[:, :num_tokens_padded]
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return [rows, blocks] int32, null past each row's blocks."""
+    padded = torch.zeros(len(rows), max(map(len, rows), default=0), dtype=torch.int32)
+    for at, blocks in enumerate(rows):
+        padded[at, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+    return padded
 
 
 class SmallEngine:
@@ -217,6 +226,10 @@ class SmallEngine:
                 num_reqs, len(self.layouts)
             ),
             ref_counts=tuple(torch.tensor(pool.refs, dtype=torch.int32) for pool in self.pools),
+            ref_blocks=tuple(
+                _padded([request.blocks[group] for request in requests])
+                for group in range(len(self.layouts))
+            ),
             requests=requests,
         )
 

@@ -75,6 +75,7 @@ def copy_of(step: SmallStep) -> SmallStep:
         query_start_loc=step.query_start_loc.clone(),
         num_blocks_of_row=step.num_blocks_of_row.clone(),
         ref_counts=tuple(counts.clone() for counts in step.ref_counts),
+        ref_blocks=tuple(blocks.clone() for blocks in step.ref_blocks),
     )
 
 
@@ -91,6 +92,7 @@ def spoil(step: SmallStep, draw: random.Random) -> SmallStep:
                 (spoilt.query_start_loc, [-1, 0, 1, 7, 40, 41, POISON]),
                 (spoilt.num_blocks_of_row, [-1, 0, 1, 2, 5, 100, POISON]),
                 (spoilt.ref_counts[group], [-1, 0, 1, 2]),
+                (spoilt.ref_blocks[group], [-1, 0, 1, 5, 9, 10_000]),
             ]
         )
         if tensor.numel():

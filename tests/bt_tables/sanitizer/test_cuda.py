@@ -34,6 +34,7 @@ def on_gpu(step: SmallStep) -> SmallStep:
         seq_lens=step.seq_lens.cuda(),
         query_start_loc=step.query_start_loc.cuda(),
         ref_counts=tuple(counts.cuda() for counts in step.ref_counts),
+        ref_blocks=tuple(blocks.cuda() for blocks in step.ref_blocks),
     )
 
 
@@ -45,6 +46,7 @@ def check(sanitizer: BlockTableSanitizer, step: SmallStep, *, with_refs: bool) -
         step.query_start_loc,
         num_blocks_of_row=step.num_blocks_of_row,
         ref_counts=step.ref_counts if with_refs else None,
+        ref_blocks=step.ref_blocks if with_refs else None,
     )
 
 

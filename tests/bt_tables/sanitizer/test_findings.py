@@ -1,8 +1,10 @@
 """What a finding says, on one line."""
 
+import pickle
+
 import pytest
 
-from bt_tables.sanitizer import FaultKind, Finding, SanitizerReport
+from bt_tables.sanitizer import BlockTableFaultError, FaultKind, Finding, SanitizerReport
 
 pytestmark = pytest.mark.fast
 
@@ -63,3 +65,37 @@ def test_a_report_gives_the_findings_of_one_kind() -> None:
     report = SanitizerReport(step=0, findings=findings, num_faults=2)
 
     assert report.of_kind(FaultKind.ROWS) == [findings[1]]
+
+
+def test_a_request_is_named_by_the_id_that_the_caller_gave() -> None:
+    finding = Finding(
+        kind=FaultKind.DUPLICATE_BLOCK,
+        group=0,
+        row=3,
+        request="chat-7",
+        column=1,
+        value=8,
+        other_owner="chat-9",
+    )
+
+    assert finding.text == (
+        "duplicate-block: a block is in more live rows than hold it "
+        "(group 0, request 'chat-7', row 3, column 1): found 8; request 'chat-9' has it too"
+    )
+
+
+def test_an_id_cannot_break_the_line_it_stands_in() -> None:
+    finding = Finding(kind=FaultKind.LENGTH, row=0, request="a\nstep 5: no faults\x1b[2J")
+
+    assert finding.text.isprintable()
+
+
+def test_a_fault_error_is_the_same_after_a_pickle() -> None:
+    """A worker process hands its report over."""
+    finding = Finding(kind=FaultKind.LENGTH, group=0, row=0, request="a", value=3, expected=2)
+    error = BlockTableFaultError(SanitizerReport(step=2, findings=(finding,), num_faults=4))
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(copy) is BlockTableFaultError
+    assert (str(copy), copy.report, copy.facts) == (str(error), error.report, error.facts)

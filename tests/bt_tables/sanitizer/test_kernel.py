@@ -1,4 +1,4 @@
-"""The kernel against the twin: the same verdict, in any order of its programs."""
+"""The kernel against the reference: the same verdict, in any order of its programs."""
 
 import itertools
 import random
@@ -19,12 +19,11 @@ from tests.support.spoiled_steps import (
     spoil,
 )
 
+from bt_tables.sanitizer import kernel
 from bt_tables.sanitizer.findings import FaultKind
-from bt_tables.sanitizer.geometry import Geometry
-from bt_tables.sanitizer.kernels import check_step, kernel_detector
-from bt_tables.sanitizer.plans import GroupPlan
 from bt_tables.sanitizer.reference import find_faults
-from bt_tables.sanitizer.step import CheckedStep, read_arguments
+from bt_tables.sanitizer.shapes import ShapeChecks
+from bt_tables.sanitizer.step import CacheGroup, CheckedStep, read_arguments
 from bt_tables.triton_support import Kernel
 from bt_width import BlockTableLayout
 
@@ -32,7 +31,7 @@ CHECK_OF_KIND = {
     **dict.fromkeys([FaultKind.QUERY_START, FaultKind.LENGTH], 0),
     **dict.fromkeys([FaultKind.BLOCK_COUNT, FaultKind.TOO_FEW_BLOCKS], 0),
     **dict.fromkeys([FaultKind.OUT_OF_POOL, FaultKind.NULL_BLOCK, FaultKind.BROKEN_SPLIT], 1),
-    **dict.fromkeys([FaultKind.STALE_TAIL, FaultKind.PADDING_ROW], 1),
+    **dict.fromkeys([FaultKind.WRONG_BLOCK, FaultKind.STALE_TAIL, FaultKind.PADDING_ROW], 1),
     **dict.fromkeys([FaultKind.FREED_BLOCK, FaultKind.DUPLICATE_BLOCK], 2),
     FaultKind.SHARED_WRITE: 2,
 }
@@ -48,33 +47,34 @@ class Bench:
     """A kernel and what prepares its steps."""
 
     def __init__(self, layouts: list[BlockTableLayout], pools: list[int]) -> None:
-        self.plans = [
-            GroupPlan.of(layout, pool) for layout, pool in zip(layouts, pools, strict=True)
+        self.groups = [
+            CacheGroup(layout.addressing, pool) for layout, pool in zip(layouts, pools, strict=True)
         ]
         limits = layouts[0].limits
         self.rows = limits.max_num_reqs
-        self.geometry = Geometry(
-            self.plans, self.rows, limits.max_num_batched_tokens, fixed_addresses=False
+        self.shapes = ShapeChecks(
+            self.groups, self.rows, limits.max_num_batched_tokens, fixed_addresses=False
         )
-        self.kernel = kernel_detector.KernelDetector(self.plans, self.rows, torch.device("cpu"))
+        self.kernel = kernel.KernelDetector(self.groups, self.rows, torch.device("cpu"))
 
     def read(self, step: SmallStep, *, with_refs: bool) -> CheckedStep:
         arguments = read_arguments(
-            self.plans,
+            self.groups,
             step.block_tables,
             step.slot_mappings,
             seq_lens=step.seq_lens,
             query_start_loc=step.query_start_loc,
             num_blocks_of_row=step.num_blocks_of_row,
             ref_counts=step.ref_counts if with_refs else None,
+            ref_blocks=step.ref_blocks if with_refs else None,
         )
-        checked, findings = self.geometry.check(arguments)
+        checked, findings = self.shapes.check(arguments)
         assert not findings
         return checked
 
-    def verdict_of_twin(self, step: CheckedStep) -> set[tuple[int, int]]:
+    def verdict_of_reference(self, step: CheckedStep) -> set[tuple[int, int]]:
         """Return the checks that fail, by group; a slot that is only written twice left out."""
-        whole = torch.tensor([[plan.width] * self.rows for plan in self.plans])
+        whole = torch.tensor([[group.addressing.width] * self.rows for group in self.groups])
         return {
             (0 if faults.group is None else faults.group, CHECK_OF_KIND.get(faults.kind, 3))
             for faults in find_faults(step, whole)
@@ -106,7 +106,7 @@ def damaged_steps(
 def assert_same_verdict(bench: Bench, step: SmallStep, *, with_refs: bool, seed: int) -> None:
     checked = bench.read(step, with_refs=with_refs)
     bench.kernel.forget()
-    expected = bench.verdict_of_twin(checked)
+    expected = bench.verdict_of_reference(checked)
 
     with shuffled_programs(seed):
         flags = bench.kernel.detect(checked)
@@ -127,7 +127,7 @@ def step_is_unreadable(step: CheckedStep) -> bool:
 
 @pytest.mark.parametrize("with_refs", [True, False], ids=["counts", "no-counts"])
 @pytest.mark.parametrize(("layouts", "pools"), KINDS)
-def test_the_kernel_says_what_the_twin_says(
+def test_the_kernel_says_what_the_reference_says(
     layouts: list[BlockTableLayout], pools: list[int], with_refs: bool
 ) -> None:
     bench = Bench(layouts, pools)
@@ -139,7 +139,7 @@ def test_the_kernel_says_what_the_twin_says(
 @pytest.mark.parametrize("with_refs", [True, False], ids=["counts", "no-counts"])
 @pytest.mark.parametrize(("layouts", "pools"), KINDS)
 @pytest.mark.parametrize("seed", range(10))
-def test_the_kernel_says_what_the_twin_says_of_many_steps(
+def test_the_kernel_says_what_the_reference_says_of_many_steps(
     layouts: list[BlockTableLayout], pools: list[int], with_refs: bool, seed: int
 ) -> None:
     bench = Bench(layouts, pools)
@@ -157,8 +157,8 @@ def test_the_kernel_says_what_the_twin_says_of_many_steps(
 def test_the_size_of_a_tile_does_not_matter(
     monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(check_step, "_COLUMN_TILE", tiles[0])
-    monkeypatch.setattr(check_step, "_TOKEN_TILE", tiles[1])
+    monkeypatch.setattr(kernel, "_COLUMN_TILE", tiles[0])
+    monkeypatch.setattr(kernel, "_TOKEN_TILE", tiles[1])
     layouts = hybrid_layouts()
     bench = Bench(layouts, HYBRID_POOLS)
     for step in damaged_steps(layouts, HYBRID_POOLS, seed=9, count=2):
@@ -171,7 +171,7 @@ def test_a_verdict_names_the_group_and_the_check(
     monkeypatch: pytest.MonkeyPatch, with_refs: bool
 ) -> None:
     """A block that was freed, a hole in a row, and the last token's slot, one group each."""
-    monkeypatch.setattr(check_step, "_TOKEN_TILE", 8)
+    monkeypatch.setattr(kernel, "_TOKEN_TILE", 8)
     layouts = sharing_layouts()
     bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)
     step = engine.step()
@@ -196,6 +196,7 @@ def test_a_verdict_names_the_group_and_the_check(
         pytest.param("column", 1, id="column"),
         pytest.param("owner", 2, id="owner"),
         pytest.param("slot", 3, id="slot"),
+        pytest.param("given", 1, id="given"),
     ],
 )
 def test_each_check_has_its_own_flag(name: str, check: int) -> None:
@@ -214,6 +215,8 @@ def test_each_check_has_its_own_flag(name: str, check: int) -> None:
             step.ref_counts[1][step.block_tables[1][0, 0]] = 0
         case "slot":
             step.slot_mappings[1, 0] = step.slot_mappings[1, 0] ^ 1
+        case "given":
+            step.ref_blocks[1][0, 0] += 1
 
     found = bench.kernel.detect(bench.read(step, with_refs=True))
 
@@ -234,8 +237,8 @@ def test_a_checked_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any number of groups."""
     layouts = hybrid_layouts()
     bench, engine = Bench(layouts, HYBRID_POOLS), plain_engine(layouts, HYBRID_POOLS, seed=2)
-    counter = CountedKernel(check_step.check_step_kernel)
-    monkeypatch.setattr(check_step, "check_step_kernel", counter)
+    counter = CountedKernel(kernel.check_step_kernel)
+    monkeypatch.setattr(kernel, "check_step_kernel", counter)
 
     for _ in range(3):
         bench.kernel.find(bench.read(engine.step(), with_refs=True))
@@ -247,7 +250,7 @@ def test_a_checked_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_that_runs_out_of_launch_numbers_starts_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernel_detector, "MAX_LAUNCHES", 2)
+    monkeypatch.setattr(kernel, "MAX_LAUNCHES", 2)
     layouts = sharing_layouts()
     bench, engine = Bench(layouts, SHARING_POOLS), plain_engine(layouts, SHARING_POOLS, seed=2)
     for _ in range(6):
@@ -286,7 +289,7 @@ def test_the_detector_names_the_fault_or_says_that_it_is_gone(
     checked = bench.read(spoilt, with_refs=True)
 
     named = bench.kernel.find(checked)
-    monkeypatch.setattr(kernel_detector, "find_faults", lambda *_: [])
+    monkeypatch.setattr(kernel, "find_faults", lambda *_: [])
     gone = bench.kernel.find(checked)
 
     assert named
@@ -294,7 +297,7 @@ def test_the_detector_names_the_fault_or_says_that_it_is_gone(
 
 
 SIGNATURE = {
-    "plans_ptr": "*i64",
+    "groups_ptr": "*i64",
     "seq_lens_ptr": "*i32",
     "starts_ptr": "*i32",
     "num_blocks_ptr": "*i32",
@@ -311,6 +314,7 @@ SIGNATURE = {
     "num_tiles": "i32",
     "launch": "i32",
     "HAS_REFS": "constexpr",
+    "HAS_GIVEN": "constexpr",
     "SEARCH_STEPS": "constexpr",
     "COLUMN_TILE": "constexpr",
     "TOKEN_TILE": "constexpr",
@@ -322,9 +326,9 @@ def test_the_kernel_compiles_for_gpus_without_spills(has_refs: int) -> None:
     sizes = {"SEARCH_STEPS": 9, "COLUMN_TILE": 512, "TOKEN_TILE": 128}
 
     found = compile_resources(
-        "bt_tables.sanitizer.kernels.check_step:check_step_kernel",
+        "bt_tables.sanitizer.kernel:check_step_kernel",
         SIGNATURE,
-        {"HAS_REFS": has_refs, **sizes},
+        {"HAS_REFS": has_refs, "HAS_GIVEN": has_refs, **sizes},
     )
 
     assert [resources.architecture for resources in found] == [80, 90, 100]

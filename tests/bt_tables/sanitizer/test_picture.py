@@ -35,23 +35,25 @@ def test_the_expected_ids_stand_under_the_found_ones() -> None:
 def test_what_nobody_knows_is_a_question_mark() -> None:
     picture = draw_row(FINDING, LAYOUT, TABLE, around=1)
 
-    assert picture.expected == ("?", "7", "?")
+    assert [shown.expected for shown in picture.columns] == ["?", "7", "?"]
 
 
 def test_the_picture_ends_where_the_row_does() -> None:
     tail = Finding(kind=FaultKind.STALE_TAIL, group=0, row=1, column=15, value=3, expected=0)
     head = Finding(kind=FaultKind.FREED_BLOCK, group=0, row=1, column=0, value=14)
 
-    assert draw_row(tail, LAYOUT, TABLE).columns == (11, 12, 13, 14, 15)
-    assert draw_row(tail, LAYOUT, TABLE, block_ids=[7]).expected == ("0",) * 5
-    assert draw_row(head, LAYOUT, TABLE).columns == (0, 1, 2, 3, 4)
+    end = draw_row(tail, LAYOUT, TABLE, block_ids=[7]).columns
+    start = draw_row(head, LAYOUT, TABLE).columns
+
+    assert [(shown.column, shown.expected) for shown in end] == [(at, "0") for at in range(11, 16)]
+    assert [shown.column for shown in start] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("row", range(4))
 def test_every_row_of_the_table_may_be_drawn(row: int) -> None:
     picture = draw_row(Finding(kind=FaultKind.WIDTH, row=row), LAYOUT, TABLE, around=2)
 
-    assert picture.found == tuple(map(str, TABLE[row, :3].tolist()))
+    assert [shown.found for shown in picture.columns] == list(map(str, TABLE[row, :3].tolist()))
 
 
 def test_a_column_far_to_the_right_is_marked() -> None:

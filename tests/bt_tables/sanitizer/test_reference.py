@@ -46,6 +46,7 @@ def check(
         step.query_start_loc,
         num_blocks_of_row=step.num_blocks_of_row,
         ref_counts=step.ref_counts if with_refs else None,
+        ref_blocks=step.ref_blocks if with_refs else None,
     )
 
 
@@ -65,7 +66,7 @@ def places(report: SanitizerReport) -> list[Place]:
 @pytest.mark.parametrize("with_refs", [True, False], ids=["counts", "no-counts"])
 @pytest.mark.parametrize(("layouts", "pools"), GROUPS)
 @pytest.mark.parametrize("seed", range(3))
-def test_the_twin_finds_what_loops_find(
+def test_the_reference_finds_what_loops_find(
     layouts: list[BlockTableLayout], pools: list[int], seed: int, with_refs: bool
 ) -> None:
     engine, draw = plain_engine(layouts, pools, seed), random.Random(seed)

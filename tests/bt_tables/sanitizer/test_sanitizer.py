@@ -38,6 +38,7 @@ def arguments(step: SmallStep, **changes: Any) -> dict[str, Any]:
         "query_start_loc": step.query_start_loc,
         "num_blocks_of_row": step.num_blocks_of_row,
         "ref_counts": step.ref_counts,
+        "ref_blocks": step.ref_blocks,
     }
     return {**names, **changes}
 
@@ -95,10 +96,13 @@ def test_only_every_nth_step_is_checked() -> None:
 
 
 def test_without_counts_the_report_says_what_was_not_checked() -> None:
-    report = sanitizer().check(**arguments(sound_step(), ref_counts=None))
+    report = sanitizer().check(**arguments(sound_step(), ref_counts=None, ref_blocks=None))
 
-    assert report.checks_off == ("freed blocks", "shared blocks")
-    assert "not checked without ref_counts: freed blocks, shared blocks" in report.text
+    assert report.checks_off == ("freed blocks", "shared blocks", "exchanged blocks")
+    assert report.text.splitlines()[1:] == [
+        "  not checked without ref_counts: freed blocks, shared blocks",
+        "  not checked without ref_blocks: exchanged blocks",
+    ]
 
 
 def test_a_block_written_in_two_rows_is_found_without_counts() -> None:
@@ -106,7 +110,7 @@ def test_a_block_written_in_two_rows_is_found_without_counts() -> None:
     rows = [row for row, held in enumerate(step.num_blocks_of_row[:, 3].tolist()) if held]
     step.block_tables[3][rows[1], 0] = step.block_tables[3][rows[0], 0]
 
-    report = sanitizer(mode="report").check(**arguments(step, ref_counts=None))
+    report = sanitizer(mode="report").check(**arguments(step, ref_counts=None, ref_blocks=None))
 
     assert [(f.kind, f.row, f.other_owner) for f in report.findings] == [
         (FaultKind.DUPLICATE_BLOCK, rows[1], rows[0])
@@ -218,6 +222,11 @@ def test_no_groups_and_no_requests_are_a_step_too() -> None:
         ({"num_blocks_of_row": torch.zeros(3, 4).int()}, WidthMismatchError, "5 groups"),
         ({"ref_counts": torch.zeros(5, 3)}, WidthMismatchError, "int32"),
         ({"ref_counts": [torch.zeros(3).int()] * 5}, WidthMismatchError, "40 entries, got 3"),
+        ({"ref_blocks": [torch.zeros(3).int()] * 5}, WidthMismatchError, "2 dimensions"),
+        ({"ref_blocks": [torch.zeros(2, 9).int()] * 5}, WidthMismatchError, "3 entries, got 2"),
+        ({"request_ids": ["a"]}, WidthMismatchError, "each of 3 requests, got 1"),
+        ({"request_ids": [None] * 3}, InvalidSpecError, "ints or strings"),
+        ({"request_ids": "abc"}, InvalidSpecError, "list or tuple"),
     ],
 )
 def test_what_describes_no_step_is_refused(
@@ -263,3 +272,54 @@ def test_the_sanitizer_does_not_import_triton_or_rich() -> None:
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
 
     assert shown.stdout.strip() == b"[]"
+
+
+def test_a_finding_names_the_request_that_the_caller_named() -> None:
+    step = broken_step()
+    names = [f"chat-{row}" for row in range(len(step.requests))]
+
+    report = sanitizer(mode="report").check(**arguments(step), request_ids=names)
+
+    (finding,) = report.findings
+    assert (finding.request, finding.row) == (names[finding.row], finding.row)
+    assert f"request '{names[finding.row]}'" in report.text
+
+
+def test_a_finding_is_drawn_with_what_is_known_of_its_row() -> None:
+    step = copy_of(sound_step())
+    rows = [row for row, held in enumerate(step.num_blocks_of_row[:, 3].tolist()) if held]
+    first, second = rows[:2]
+    found = int(step.block_tables[3][first, 0])
+    given = int(step.block_tables[3][second, 0])
+    step.block_tables[3][second, 0] = found
+    names = [f"chat-{row}" for row in range(len(step.requests))]
+
+    report = sanitizer(mode="report").check(
+        **arguments(step), request_ids=names, edits_of=lambda row: [f"edit of row {row}"]
+    )
+
+    drawn = next(f.picture for f in report.findings if f.kind is FaultKind.WRONG_BLOCK)
+    assert drawn is not None
+    assert drawn.edits == (f"edit of row {second}",)
+    assert drawn.columns[0] == (0, str(found), str(given), (f"'chat-{first}'",))
+
+
+def test_edits_are_asked_for_only_where_something_is_wrong() -> None:
+    def edits_of(row: int) -> list[str]:
+        raise AssertionError(f"nothing is wrong with row {row}")
+
+    report = sanitizer().check(**arguments(sound_step()), edits_of=edits_of)
+
+    assert report.findings == ()
+
+
+def test_blocks_that_are_none_are_drawn_as_null() -> None:
+    """The caller's own numbers may be the fault."""
+    step = copy_of(sound_step())
+    step.ref_blocks[0].fill_(-7)
+
+    report = sanitizer(mode="report").check(**arguments(step))
+
+    drawn = [f.picture for f in report.findings if f.kind is FaultKind.WRONG_BLOCK]
+    assert drawn
+    assert all(shown.expected == "0" for picture in drawn if picture for shown in picture.columns)

@@ -70,6 +70,7 @@ class Loop:
             step.query_start_loc,
             num_blocks_of_row=step.num_blocks_of_row,
             ref_counts=step.ref_counts if with_refs else None,
+            ref_blocks=step.ref_blocks if with_refs else None,
         )
 
     def until(self, wanted: Callable[[SmallStep], T | None]) -> tuple[SmallStep, T]:

@@ -90,3 +90,39 @@ def prefix_hit_rounded_up(loop: Loop) -> Planted:
     column = (int(step.seq_lens[row]) - 1) // layout.block_size
     step.ref_counts[1][step.requests[row].blocks[1][column]] += 1
     return Planted(step, Expected(FaultKind.SHARED_WRITE, group=1, row=row, column=column))
+
+
+def exchanged_states(loop: Loop) -> Planted:
+    """Two columns of a row of states are exchanged."""
+
+    def row_of_states(step: SmallStep) -> int | None:
+        return next((row for row in rows_of(step) if step.block_tables[3][row, :2].all()), None)
+
+    step, row = loop.until(row_of_states)
+    step.block_tables[3][row, :2] = step.block_tables[3][row, :2].flip(0)
+    return Planted(step, Expected(FaultKind.WRONG_BLOCK, group=3, row=row, column=0))
+
+
+def exchanged_unwritten_columns(loop: Loop) -> Planted:
+    """Two columns that the step only reads are exchanged."""
+
+    def row_with_history(step: SmallStep) -> int | None:
+        size = loop.layouts[1].block_size
+        starts = step.query_start_loc.diff().tolist()
+        computed = [int(step.seq_lens[row]) - starts[row] for row in rows_of(step)]
+        return next((row for row in rows_of(step) if computed[row] >= 2 * size), None)
+
+    step, row = loop.until(row_with_history)
+    step.block_tables[1][row, :2] = step.block_tables[1][row, :2].flip(0)
+    return Planted(step, Expected(FaultKind.WRONG_BLOCK, group=1, row=row, column=1))
+
+
+def rotated_rows(loop: Loop) -> Planted:
+    """The rows of three requests are rotated in a group without slots."""
+
+    def three_rows(step: SmallStep) -> bool | None:
+        return True if len(step.requests) >= 3 and bool(step.block_tables[3][:3, 0].all()) else None
+
+    step, _ = loop.until(three_rows)
+    step.block_tables[3][:3] = step.block_tables[3][:3].roll(1, dims=0)
+    return Planted(step, Expected(FaultKind.WRONG_BLOCK, group=3, row=2, column=0))

@@ -1,7 +1,8 @@
 """A sanitizer for block tables: it finds the wrong id that would not crash."""
 
+from .drawing import draw_row
 from .findings import BlockTableFaultError, FaultKind, Finding, SanitizerReport
-from .picture import RowPicture, draw_row
+from .picture import PictureColumn, RowPicture
 from .sanitizer import BlockTableSanitizer
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "BlockTableSanitizer",
     "FaultKind",
     "Finding",
+    "PictureColumn",
     "RowPicture",
     "SanitizerReport",
     "draw_row",

@@ -1,4 +1,4 @@
-"""Who looks at a step: the twin on the CPU, the kernel and then the twin on CUDA."""
+"""Looks at a step: the reference on the CPU; on CUDA the kernel, then the reference."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Protocol
 
 import torch
 
-from .checks.faults import Faults
-from .plans import GroupPlan
+from .faults import Faults
 from .reference import find_faults, live_columns
-from .step import CheckedStep
+from .step import CacheGroup, CheckedStep
 
 
 class Detector(Protocol):
@@ -27,13 +26,13 @@ class Detector(Protocol):
         ...
 
 
-def make_detector(plans: Sequence[GroupPlan], max_rows: int, device: torch.device) -> Detector:
+def make_detector(groups: Sequence[CacheGroup], max_rows: int, device: torch.device) -> Detector:
     """Return the device's detector; Triton is imported for CUDA alone."""
     if device.type != "cuda":
-        return TwinDetector(plans, max_rows, device)
-    from .kernels.kernel_detector import KernelDetector
+        return ReferenceDetector(groups, max_rows, device)
+    from .kernel import KernelDetector
 
-    return KernelDetector(plans, max_rows, device)
+    return KernelDetector(groups, max_rows, device)
 
 
 class Marks:
@@ -43,10 +42,10 @@ class Marks:
         columns: [G, R] int32.
     """
 
-    def __init__(self, plans: Sequence[GroupPlan], max_rows: int, device: torch.device) -> None:
+    def __init__(self, groups: Sequence[CacheGroup], max_rows: int, device: torch.device) -> None:
         """Know nothing yet."""
-        widths = torch.tensor([plan.width for plan in plans], dtype=torch.int32, device=device)
-        self._widths = widths[:, None]
+        widths = [group.addressing.width for group in groups]
+        self._widths = torch.tensor(widths, dtype=torch.int32, device=device)[:, None]
         self.columns = self._widths.repeat(1, max_rows)
 
     def forget(self) -> None:
@@ -54,13 +53,13 @@ class Marks:
         self.columns.copy_(self._widths.expand_as(self.columns))
 
 
-class TwinDetector:
-    """Runs the plain twin on every step."""
+class ReferenceDetector:
+    """Runs the reference on every step."""
 
-    def __init__(self, plans: Sequence[GroupPlan], max_rows: int, device: torch.device) -> None:
+    def __init__(self, groups: Sequence[CacheGroup], max_rows: int, device: torch.device) -> None:
         """Start with every row unknown."""
         self.device = device
-        self._marks = Marks(plans, max_rows, device)
+        self._marks = Marks(groups, max_rows, device)
 
     def find(self, step: CheckedStep) -> list[Faults]:
         """Return the faults; where there is one, every row is read to its width, now and next."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 from bt_width import BlockTableError
+
+from .page import Section, render_page
+from .picture import RowPicture
 
 
 class FaultKind(StrEnum):
@@ -29,6 +32,7 @@ class FaultKind(StrEnum):
     BROKEN_SPLIT = "broken-split"
     STALE_TAIL = "stale-tail"
     PADDING_ROW = "padding-row"
+    WRONG_BLOCK = "wrong-block"
     FREED_BLOCK = "freed-block"
     DUPLICATE_BLOCK = "duplicate-block"
     SHARED_WRITE = "shared-write"
@@ -65,6 +69,7 @@ _MEANINGS = {
     FaultKind.BROKEN_SPLIT: "a column does not continue the block that its columns share",
     FaultKind.STALE_TAIL: "a column past the row's blocks is not null",
     FaultKind.PADDING_ROW: "a padding row is not null",
+    FaultKind.WRONG_BLOCK: "a column holds another block than its row was given",
     FaultKind.FREED_BLOCK: "a freed block is in a live row",
     FaultKind.DUPLICATE_BLOCK: "a block is in more live rows than hold it",
     FaultKind.SHARED_WRITE: "the step writes to a block that others hold too",
@@ -88,41 +93,53 @@ class Finding:
         kind: What is wrong.
         group: The cache group.
         row: The row of the batch's table.
-        request: The row again where a request is there, None where it is padding.
+        request: The id that the caller gave for that row, or the row again; None where the row
+            is padding.
         column: The column, in kernel blocks.
         token: The token's place in the step.
         value: What was found: an id, a slot, a count, or words.
         expected: What should have been there.
-        other_owner: The row of the other request that holds the block or slot.
+        other_owner: The other request that holds the block or slot, by its id or its row.
+        picture: The row around the column, where it was drawn; two findings are equal without it.
     """
 
     kind: FaultKind
     group: int | None = None
     row: int | None = None
-    request: int | None = None
+    request: int | str | None = None
     column: int | None = None
     token: int | None = None
     value: int | str | None = None
     expected: int | str | None = None
-    other_owner: int | None = None
+    other_owner: int | str | None = None
+    picture: RowPicture | None = field(default=None, compare=False, repr=False)
 
     @property
-    def text(self) -> str:
-        """The finding on one line."""
-        where = [
+    def place(self) -> str:
+        """Where it is: group, request, row, column and token, as far as they apply."""
+        # a request that is known by its row alone is named once
+        row = self.row if self.request is None or self.request != self.row else None
+        return ", ".join(
             f"{name} {place}"
             for name, place in (
                 ("group", self.group),
-                ("row" if self.request is None else "request", self.row),
+                ("request", None if self.request is None else name_of(self.request)),
+                ("row", row),
                 ("column", self.column),
                 ("token", self.token),
             )
             if place is not None
-        ]
+        )
+
+    @property
+    def text(self) -> str:
+        """The finding on one line."""
         found = "" if self.value is None else f": found {self.value}"
         expected = "" if self.expected is None else f", expected {self.expected}"
-        other = "" if self.other_owner is None else f"; request {self.other_owner} has it too"
-        place = f" ({', '.join(where)})" if where else ""
+        other = ""
+        if self.other_owner is not None:
+            other = f"; request {name_of(self.other_owner)} has it too"
+        place = f" ({self.place})" if self.place else ""
         return f"{self.kind}: {self.kind.meaning}{place}{found}{expected}{other}"
 
     def __str__(self) -> str:
@@ -130,7 +147,18 @@ class Finding:
         return self.text
 
 
-CheckName = Literal["freed blocks", "shared blocks"]
+def name_of(request: int | str) -> str:
+    """Return a request's id as one printable word: a row as it is, any other id in quotes."""
+    return str(request) if isinstance(request, int) else ascii(request)
+
+
+CheckName = Literal["freed blocks", "shared blocks", "exchanged blocks"]
+
+_NEEDS: dict[CheckName, str] = {
+    "freed blocks": "ref_counts",
+    "shared blocks": "ref_counts",
+    "exchanged blocks": "ref_blocks",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,16 +181,39 @@ class SanitizerReport:
 
     @property
     def text(self) -> str:
-        """The report: a line that counts, one for each finding, one for what was not looked at."""
+        """The report: a line that counts, one for each finding, and what was not looked at."""
+        lines = [self._headline, *(f"  {finding.text}" for finding in self.findings)]
+        return "\n".join([*lines, *(f"  {note}" for note in self._notes)])
+
+    def to_html(self) -> str:
+        """Return the report as one HTML page that needs nothing else.
+
+        It shows each finding with the row around its column, the blocks expected beside those
+        found, the other rows that hold them, and the row's last edits where they are known.
+        """
+        sections = [
+            Section(str(finding.kind), finding.text, finding.picture) for finding in self.findings
+        ]
+        return render_page(f"Block tables, {self._headline}", sections, self._notes)
+
+    @property
+    def _headline(self) -> str:
         if not self.checked:
             return f"step {self.step}: not checked"
-        lines = [f"step {self.step}: {self.num_faults or 'no'} fault{'s' * (self.num_faults != 1)}"]
-        lines += [f"  {finding.text}" for finding in self.findings]
+        return f"step {self.step}: {self.num_faults or 'no'} fault{'s' * (self.num_faults != 1)}"
+
+    @property
+    def _notes(self) -> list[str]:
+        if not self.checked:
+            return []
+        notes = []
         if self.num_faults > len(self.findings):
-            lines.append(f"  and {self.num_faults - len(self.findings)} more")
-        if self.checks_off:
-            lines.append(f"  not checked without ref_counts: {', '.join(self.checks_off)}")
-        return "\n".join(lines)
+            notes.append(f"and {self.num_faults - len(self.findings)} more")
+        for needed in ("ref_counts", "ref_blocks"):
+            names = [name for name in self.checks_off if _NEEDS[name] == needed]
+            if names:
+                notes.append(f"not checked without {needed}: {', '.join(names)}")
+        return notes
 
     def of_kind(self, kind: FaultKind) -> Sequence[Finding]:
         """Return the findings of one kind."""
@@ -176,3 +227,7 @@ class BlockTableFaultError(BlockTableError):
         """Raise for ``report``."""
         super().__init__(report.text, report=report)
         self.report = report
+
+    def __reduce__(self) -> tuple[type[BlockTableFaultError], tuple[SanitizerReport]]:
+        """Pickle as the report, which holds all the rest."""
+        return type(self), (self.report,)

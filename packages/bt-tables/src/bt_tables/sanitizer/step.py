@@ -1,17 +1,28 @@
-"""The tensors of one step, refused where they make no sense together and brought to one device."""
+"""Reads the arguments of a check: refuses what does not describe a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from bt_width import InvalidEditError, InvalidSpecError, WidthMismatchError
-
-from .plans import GroupPlan
+from bt_width import Addressing, InvalidEditError, InvalidSpecError, WidthMismatchError
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+class CacheGroup(NamedTuple):
+    """A cache group as the checks see it.
+
+    Attributes:
+        addressing: Its layout's numbers.
+        num_blocks: Blocks of its pool, the null block included.
+    """
+
+    addressing: Addressing
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,17 +31,21 @@ class GroupStep:
 
     Attributes:
         group: The group's number.
-        plan: The group's plan.
+        addressing: The group's addressing.
+        num_blocks: Blocks of the group's pool, the null block included.
         table: [rows, W] int32, the batch's rows first.
         slots: [tokens] int64, the real tokens first.
         ref_counts: [pool] int32, or None.
+        ref_blocks: [N or more, blocks] int32, or None.
     """
 
     group: int
-    plan: GroupPlan
+    addressing: Addressing
+    num_blocks: int
     table: torch.Tensor
     slots: torch.Tensor
     ref_counts: torch.Tensor | None
+    ref_blocks: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +53,7 @@ class CheckedStep:
     """A step as the checks see it.
 
     Attributes:
-        groups: The groups whose tensors have the planned geometry.
+        groups: The groups whose tensors have the planned shapes.
         seq_lens: [N] tokens of each request, those of this step included, on all ranks.
         query_start_loc: [N + 1 or more] where each request's tokens begin.
         num_blocks_of_row: [N, G] blocks that each request's row holds.
@@ -66,6 +81,7 @@ class StepArguments:
         query_start_loc: [N + 1 or more] int32 or int64.
         num_blocks_of_row: [N, G] int32 or int64.
         ref_counts: One [pool] int32 tensor a group, or None.
+        ref_blocks: One [N or more, blocks] int32 tensor a group, or None.
     """
 
     block_tables: tuple[torch.Tensor, ...]
@@ -74,6 +90,7 @@ class StepArguments:
     query_start_loc: torch.Tensor
     num_blocks_of_row: torch.Tensor
     ref_counts: tuple[torch.Tensor, ...] | None
+    ref_blocks: tuple[torch.Tensor, ...] | None
 
     @property
     def num_reqs(self) -> int:
@@ -82,7 +99,7 @@ class StepArguments:
 
 
 def read_arguments(
-    plans: Sequence[GroupPlan],
+    groups: Sequence[CacheGroup],
     block_tables: Sequence[torch.Tensor],
     slot_mappings: torch.Tensor | Sequence[torch.Tensor],
     *,
@@ -90,6 +107,7 @@ def read_arguments(
     query_start_loc: torch.Tensor,
     num_blocks_of_row: torch.Tensor,
     ref_counts: Sequence[torch.Tensor] | None,
+    ref_blocks: Sequence[torch.Tensor] | None,
 ) -> StepArguments:
     """Refuse what is no description of a step; the arguments are those of a check.
 
@@ -98,19 +116,19 @@ def read_arguments(
         InvalidEditError: There is not one for each group.
         WidthMismatchError: A tensor's shape or dtype is not the one needed.
     """
-    tables = _tensors("block_tables", block_tables, len(plans))
-    slots = _tensors("slot_mappings", slot_mappings, len(plans))
+    tables = _tensors("block_tables", block_tables, len(groups))
+    slots = _tensors("slot_mappings", slot_mappings, len(groups))
     for name, tensors, dims in (("block_tables", tables, 2), ("slot_mappings", slots, 1)):
         for group, tensor in enumerate(tensors):
             _require_dims(f"{name}[{group}]", tensor, dims)
     _require_index("num_blocks_of_row", num_blocks_of_row, 2)
     num_reqs, num_groups = num_blocks_of_row.shape
-    if num_groups != len(plans):
+    if num_groups != len(groups):
         raise WidthMismatchError(
-            f"num_blocks_of_row must be [requests, {len(plans)} groups], "
+            f"num_blocks_of_row must be [requests, {len(groups)} groups], "
             f"got {list(num_blocks_of_row.shape)}",
             shape=tuple(num_blocks_of_row.shape),
-            num_groups=len(plans),
+            num_groups=len(groups),
         )
     for name, tensor, size in (
         ("seq_lens", seq_lens, num_reqs),
@@ -118,10 +136,14 @@ def read_arguments(
     ):
         _require_index(name, tensor, 1)
         _require_size(name, tensor, size)
-    counts = None if ref_counts is None else _tensors("ref_counts", ref_counts, len(plans))
+    counts = None if ref_counts is None else _tensors("ref_counts", ref_counts, len(groups))
     for group, tensor in enumerate(counts or ()):
         _require_index(f"ref_counts[{group}]", tensor, 1, dtypes=(torch.int32,))
-        _require_size(f"ref_counts[{group}]", tensor, plans[group].num_blocks, exact=True)
+        _require_size(f"ref_counts[{group}]", tensor, groups[group].num_blocks, exact=True)
+    blocks = None if ref_blocks is None else _tensors("ref_blocks", ref_blocks, len(groups))
+    for group, tensor in enumerate(blocks or ()):
+        _require_index(f"ref_blocks[{group}]", tensor, 2, dtypes=(torch.int32,))
+        _require_size(f"ref_blocks[{group}]", tensor, num_reqs)
     return StepArguments(
         block_tables=tables,
         slots=slots,
@@ -129,6 +151,7 @@ def read_arguments(
         query_start_loc=query_start_loc,
         num_blocks_of_row=num_blocks_of_row,
         ref_counts=counts,
+        ref_blocks=blocks,
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..findings import FaultKind, Finding
+from .findings import FaultKind, Finding
 
 NOBODY = -1
 """No other owner."""
@@ -41,8 +41,8 @@ class Faults:
         """Return how many there are."""
         return self.row.shape[0]
 
-    def findings(self, num_reqs: int, limit: int) -> Iterator[Finding]:
-        """Yield the first ``limit`` of them; rows from ``num_reqs`` on are padding."""
+    def findings(self, requests: Sequence[int | str], limit: int) -> Iterator[Finding]:
+        """Yield the first ``limit`` of them; ``requests`` names the rows that are not padding."""
         count = min(limit, len(self))
         rows = [_absent_to_none(row) for row in self.row[:count].tolist()]
         columns = _first(self.column, count)
@@ -54,13 +54,17 @@ class Faults:
                 kind=self.kind,
                 group=self.group,
                 row=row,
-                request=row if row is not None and row < num_reqs else None,
+                request=_request_of(row, requests),
                 column=columns[index],
                 token=tokens[index],
                 value=values[index],
                 expected=expected[index],
-                other_owner=others[index],
+                other_owner=_request_of(others[index], requests),
             )
+
+
+def _request_of(row: int | None, requests: Sequence[int | str]) -> int | str | None:
+    return requests[row] if row is not None and row < len(requests) else None
 
 
 def _first(values: torch.Tensor | None, count: int) -> list[int | None]:

@@ -7,18 +7,22 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .findings import FaultKind, Finding
-from .plans import GroupPlan
-from .step import CheckedStep, GroupStep, StepArguments
+from .step import CacheGroup, CheckedStep, GroupStep, StepArguments
 
 
-class Geometry:
+class ShapeChecks:
     """What the tensors of every step must look like; it remembers where they were."""
 
     def __init__(
-        self, plans: Sequence[GroupPlan], max_rows: int, max_tokens: int, *, fixed_addresses: bool
+        self,
+        groups: Sequence[CacheGroup],
+        max_rows: int,
+        max_tokens: int,
+        *,
+        fixed_addresses: bool,
     ) -> None:
         """Expect tables of at most ``max_rows`` rows and slots of at most ``max_tokens`` tokens."""
-        self._plans = tuple(plans)
+        self._groups = tuple(groups)
         self._max_rows = max_rows
         self._max_tokens = max_tokens
         self._fixed_addresses = fixed_addresses
@@ -35,7 +39,7 @@ class Geometry:
         num_reqs = arguments.num_reqs
         findings: list[Finding] = []
         groups = []
-        for group, plan in enumerate(self._plans):
+        for group, cache in enumerate(self._groups):
             table, slots = tables[group], arguments.slots[group]
             faults = [
                 *self._table_faults(group, table, num_reqs, device),
@@ -44,14 +48,16 @@ class Geometry:
             findings += faults
             if any(fault.kind is not FaultKind.ADDRESS for fault in faults):
                 continue
-            counts = arguments.ref_counts
+            counts, blocks = arguments.ref_counts, arguments.ref_blocks
             groups.append(
                 GroupStep(
                     group=group,
-                    plan=plan,
+                    addressing=cache.addressing,
+                    num_blocks=cache.num_blocks,
                     table=table,
                     slots=slots,
                     ref_counts=None if counts is None else counts[group].to(device),
+                    ref_blocks=None if blocks is None else blocks[group].to(device).contiguous(),
                 )
             )
         step = CheckedStep(
@@ -66,7 +72,7 @@ class Geometry:
         self, group: int, table: torch.Tensor, num_reqs: int, device: torch.device
     ) -> Iterator[Finding]:
         rows, width = table.shape
-        planned = self._plans[group].width
+        planned = self._groups[group].addressing.width
         yield from _type_faults(group, table, torch.int32, device)
         if not num_reqs <= rows <= self._max_rows:
             yield _finding(FaultKind.ROWS, group, rows, f"{num_reqs} to {self._max_rows}")

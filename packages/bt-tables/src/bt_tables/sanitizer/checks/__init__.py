@@ -1,1 +1,0 @@
-"""The checks of one step, each a plain vectorised function over one group's tensors."""
