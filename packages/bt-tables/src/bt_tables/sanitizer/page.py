@@ -57,6 +57,9 @@ def render_page(title: str, sections: Sequence[Section], notes: Sequence[str]) -
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            # nothing is loaded and nothing runs, whatever a text may contain
+            '<meta http-equiv="Content-Security-Policy" '
+            "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">",
             # an icon of its own, so that no browser asks for one
             '<link rel="icon" href="data:,">',
             f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
