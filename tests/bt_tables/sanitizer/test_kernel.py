@@ -46,14 +46,20 @@ KINDS = [
 class Bench:
     """A kernel and what prepares its steps."""
 
-    def __init__(self, layouts: list[BlockTableLayout], pools: list[int]) -> None:
+    def __init__(
+        self, layouts: list[BlockTableLayout], pools: list[int], *, untouched: bool = True
+    ) -> None:
         self.groups = [
             CacheGroup(layout.addressing, pool) for layout, pool in zip(layouts, pools, strict=True)
         ]
         limits = layouts[0].limits
         self.rows = limits.max_num_reqs
         self.shapes = ShapeChecks(
-            self.groups, self.rows, limits.max_num_batched_tokens, fixed_addresses=False
+            self.groups,
+            self.rows,
+            limits.max_num_batched_tokens,
+            fixed_addresses=False,
+            checks_untouched=untouched,
         )
         self.kernel = kernel.KernelDetector(self.groups, self.rows, torch.device("cpu"))
 
@@ -133,6 +139,15 @@ def test_the_kernel_says_what_the_reference_says(
     bench = Bench(layouts, pools)
     for seed, step in enumerate(damaged_steps(layouts, pools, seed=5, count=14)):
         assert_same_verdict(bench, step, with_refs=with_refs, seed=seed)
+
+
+@pytest.mark.parametrize(("layouts", "pools"), KINDS)
+def test_the_kernel_leaves_out_what_the_reference_leaves_out(
+    layouts: list[BlockTableLayout], pools: list[int]
+) -> None:
+    bench = Bench(layouts, pools, untouched=False)
+    for seed, step in enumerate(damaged_steps(layouts, pools, seed=6, count=10)):
+        assert_same_verdict(bench, step, with_refs=True, seed=seed)
 
 
 @pytest.mark.long
@@ -315,6 +330,7 @@ SIGNATURE = {
     "launch": "i32",
     "HAS_REFS": "constexpr",
     "HAS_GIVEN": "constexpr",
+    "UNTOUCHED": "constexpr",
     "SEARCH_STEPS": "constexpr",
     "COLUMN_TILE": "constexpr",
     "TOKEN_TILE": "constexpr",
@@ -328,7 +344,7 @@ def test_the_kernel_compiles_for_gpus_without_spills(has_refs: int) -> None:
     found = compile_resources(
         "bt_tables.sanitizer.kernel:check_step_kernel",
         SIGNATURE,
-        {"HAS_REFS": has_refs, "HAS_GIVEN": has_refs, **sizes},
+        {"HAS_REFS": has_refs, "HAS_GIVEN": has_refs, "UNTOUCHED": has_refs, **sizes},
     )
 
     assert [resources.architecture for resources in found] == [80, 90, 100]

@@ -323,3 +323,19 @@ def test_blocks_that_are_none_are_drawn_as_null() -> None:
     drawn = [f.picture for f in report.findings if f.kind is FaultKind.WRONG_BLOCK]
     assert drawn
     assert all(shown.expected == "0" for picture in drawn if picture for shown in picture.columns)
+
+
+def test_ids_that_an_engine_leaves_behind_may_be_ignored() -> None:
+    """Past a row and before its state, and there alone."""
+    step = copy_of(sound_step())
+    held = step.num_blocks_of_row[:, 2].tolist()
+    starts = step.query_start_loc.diff().tolist()
+    row = next(row for row, blocks in enumerate(held) if blocks and starts[row])
+    step.block_tables[2][row, held[row]] = 9
+    checker = sanitizer(mode="report", checks_untouched=False)
+
+    assert not checker.check(**arguments(step)).findings
+    assert sanitizer(mode="report").check(**arguments(step)).findings
+
+    step.block_tables[2][row, held[row] - 1] = 9
+    assert checker.check(**arguments(step)).findings

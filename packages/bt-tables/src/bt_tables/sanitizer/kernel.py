@@ -220,6 +220,7 @@ def launch_check(step: CheckedStep, lines: torch.Tensor, scratch: Scratch, launc
         launch=launch,
         HAS_REFS=step.groups[0].ref_counts is not None,
         HAS_GIVEN=step.groups[0].ref_blocks is not None,
+        UNTOUCHED=step.checks_untouched,
         SEARCH_STEPS=scratch.marks.shape[1].bit_length(),
         COLUMN_TILE=_COLUMN_TILE,
         TOKEN_TILE=_TOKEN_TILE,
@@ -246,6 +247,7 @@ def check_step_kernel(
     launch: tl.tensor,
     HAS_REFS: tl.constexpr,
     HAS_GIVEN: tl.constexpr,
+    UNTOUCHED: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     TOKEN_TILE: tl.constexpr,
@@ -273,6 +275,7 @@ def check_step_kernel(
             stamp,
             HAS_REFS,
             HAS_GIVEN,
+            UNTOUCHED,
             COLUMN_TILE,
         )
         tl.store(found + ROW_CHECKS, stamp, mask=bad_row != 0)
@@ -299,6 +302,7 @@ def check_row(
     launch: tl.tensor,
     HAS_REFS: tl.constexpr,
     HAS_GIVEN: tl.constexpr,
+    UNTOUCHED: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
 ) -> tl.tensor:
     """Return whether the row's numbers, its columns and its owners are at fault, 0 where not."""
@@ -327,6 +331,8 @@ def check_row(
     has_row = row < tl.load(group_ptr + TABLE_ROWS)
     mark = tl.load(mark_ptr, mask=has_row, other=0).to(tl.int64)
     scanned = tl.minimum((tl.maximum(live, mark) // COLUMNS_OF_LINE + 1) * COLUMNS_OF_LINE, width)
+    if not UNTOUCHED:
+        scanned = tl.where(is_request, live, scanned)
     scanned = tl.where(has_row, scanned, 0)
     table = tl.load(group_ptr + TABLE).to(tl.pointer_type(tl.int32))
     table += row.to(tl.int64) * tl.load(group_ptr + TABLE_ROW_STRIDE)
@@ -346,6 +352,7 @@ def check_row(
         launch,
         HAS_REFS,
         HAS_GIVEN,
+        UNTOUCHED,
         COLUMN_TILE,
     )
     tl.store(mark_ptr, live.to(tl.int32), mask=has_row)
@@ -367,17 +374,25 @@ def _scan(
     launch: tl.tensor,
     HAS_REFS: tl.constexpr,
     HAS_GIVEN: tl.constexpr,
+    UNTOUCHED: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
 ) -> tl.tensor:
     """Return whether a column, or a block's owners, are at fault in the columns of a row."""
     split = tl.load(group_ptr + SPLIT)
     # an empty range touches no block, wherever it lies
     written_to = tl.where(write_from < write_to, write_to, 0)
+    seen_to = tl.where(read_from < read_to, read_to, 0)
     bad_columns, bad_owners = 0, 0
     first_column = tl.zeros((), tl.int64)
     while first_column < scanned:
         column = first_column + tl.arange(0, COLUMN_TILE)
         is_live, is_scanned = column < live, column < scanned
+        if not UNTOUCHED:
+            first = column - column % split
+            is_seen = (first + split > read_from) & (first < seen_to)
+            is_live &= is_seen | ((first + split > write_from) & (first < written_to))
+            # what is live and not touched may hold anything
+            is_scanned &= is_live | (column >= live)
         ids = tl.load(table + column, mask=is_scanned, other=0).to(tl.int64)
         heads = tl.load(table + column - column % split, mask=is_scanned, other=0).to(tl.int64)
         is_touched = (column >= read_from) & (column < read_to)

@@ -112,6 +112,7 @@ class Rows(NamedTuple):
         blocks: Blocks that the row holds.
         live: Columns of those blocks, at most the width.
         reach: Columns that the step touches.
+        checks_untouched: Whether other columns are looked at.
     """
 
     num_reqs: int
@@ -120,6 +121,17 @@ class Rows(NamedTuple):
     blocks: torch.Tensor
     live: torch.Tensor
     reach: Reach
+    checks_untouched: bool
+
+    def looked_at(self, columns: torch.Tensor, split: int) -> torch.Tensor:
+        """Return [rows, columns] where a live column is to be checked, its whole block alike."""
+        is_live = columns < self.live[:, None]
+        if self.checks_untouched:
+            return is_live
+        first = columns - columns % split
+        reach = self.reach
+        is_touched = _overlaps(first, split, reach.read_from, reach.read_to)
+        return is_live & (is_touched | _overlaps(first, split, reach.write_from, reach.write_to))
 
 
 def rows_of(step: CheckedStep, group: GroupStep) -> Rows:
@@ -137,7 +149,7 @@ def rows_of(step: CheckedStep, group: GroupStep) -> Rows:
     split = addressing.kernel_blocks_per_block
     live = blocks.clamp(0, addressing.blocks_per_row) * split
     reach = reach_of(addressing, computed, lengths)
-    return Rows(num_reqs, computed, lengths, blocks, live, reach)
+    return Rows(num_reqs, computed, lengths, blocks, live, reach, step.checks_untouched)
 
 
 def query_faults(step: CheckedStep, num_slots: int) -> Iterator[Faults]:
@@ -205,8 +217,8 @@ def column_faults(group: GroupStep, rows: Rows, marks: torch.Tensor) -> Iterator
     num_columns = int(scanned.max()) if scanned.numel() else 0
     ids = group.table[:, :num_columns].long()
     columns = torch.arange(num_columns, device=ids.device)
-    is_live = columns < rows.live[:, None]
-    is_past = ~is_live & (columns < scanned[:, None]) & (ids != NULL_BLOCK)
+    is_live = rows.looked_at(columns, split)
+    is_past = (columns >= rows.live[:, None]) & (columns < scanned[:, None]) & (ids != NULL_BLOCK)
     is_request = (torch.arange(ids.shape[0], device=ids.device) < rows.num_reqs)[:, None]
     zero = torch.zeros_like(ids)
 
@@ -235,7 +247,8 @@ def column_faults(group: GroupStep, rows: Rows, marks: torch.Tensor) -> Iterator
         is_head = is_live & is_request & (columns % split == 0)
         is_wrong = is_head & is_id & (ids // split != given)
         yield faults(FaultKind.WRONG_BLOCK, is_wrong, given * split)
-    yield faults(FaultKind.STALE_TAIL, is_past & is_request, zero)
+    if rows.checks_untouched:
+        yield faults(FaultKind.STALE_TAIL, is_past & is_request, zero)
     yield faults(FaultKind.PADDING_ROW, is_past & ~is_request, zero)
 
 
@@ -244,6 +257,15 @@ def _given(ref_blocks: torch.Tensor, num_reqs: int, shape: torch.Size, split: in
     given = ref_blocks[:num_reqs].long().repeat_interleave(split, dim=1)[:, : shape[1]]
     padding = (0, shape[1] - given.shape[1], 0, shape[0] - num_reqs)
     return torch.nn.functional.pad(given, padding, value=NULL_BLOCK)
+
+
+def _overlaps(
+    first: torch.Tensor, split: int, start: torch.Tensor, end: torch.Tensor
+) -> torch.Tensor:
+    """Return where the columns of a block, from its first, are among those of a range."""
+    # a range without columns touches no block, wherever it lies
+    is_range = (start < end)[:, None]
+    return is_range & (first + split > start[:, None]) & (first < end[:, None])
 
 
 def _within(columns: torch.Tensor, start: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
@@ -282,19 +304,15 @@ class Claims(NamedTuple):
 
 def claims_of(group: GroupStep, rows: Rows) -> Claims:
     """Return the claims of all live rows on blocks of the pool."""
-    split = group.addressing.kernel_blocks_per_block
+    split, reach = group.addressing.kernel_blocks_per_block, rows.reach
     num_columns = int(rows.live.max()) if rows.live.numel() else 0
     blocks = group.table[:, :num_columns:split].long() // split
     columns = torch.arange(0, num_columns, split, device=blocks.device)
-    is_live = columns < rows.live[:, None]
-    row, at = (is_live & (blocks > 0) & (blocks < group.num_blocks)).nonzero(as_tuple=True)
-    column = columns[at]
-    reach = rows.reach
-    is_written = (column + split > reach.write_from[row]) & (column < reach.write_to[row])
-    # a range without columns touches no block, wherever it lies
-    is_written &= reach.write_to[row] > reach.write_from[row]
+    is_claim = rows.looked_at(columns, split) & (blocks > 0) & (blocks < group.num_blocks)
+    row, at = is_claim.nonzero(as_tuple=True)
+    is_written = _overlaps(columns, split, reach.write_from, reach.write_to)[row, at]
     block = blocks[row, at]
-    return Claims(block, row, column, is_written, _turns(block))
+    return Claims(block, row, columns[at], is_written, _turns(block))
 
 
 class Owners(NamedTuple):

@@ -51,6 +51,7 @@ class BlockTableSanitizer:
         max_findings: int = 100,
         every: int = 1,
         fixed_addresses: bool = True,
+        checks_untouched: bool = True,
     ) -> None:
         """Plan the checks of every group.
 
@@ -62,6 +63,9 @@ class BlockTableSanitizer:
             every: Check one step in so many.
             fixed_addresses: Whether the tensors must stay where they were first seen, as
                 captured graphs need.
+            checks_untouched: Whether columns are looked at that a request's step neither reads
+                nor writes. False for engines that leave old ids there: past a row's blocks,
+                behind a window, before a recurrent state.
 
         Raises:
             InvalidSpecError: An argument is of a wrong type or out of range.
@@ -79,7 +83,13 @@ class BlockTableSanitizer:
         self._layouts = tuple(layouts)
         self._groups = groups
         self._max_rows = max_rows
-        self._shapes = ShapeChecks(groups, max_rows, max_tokens, fixed_addresses=fixed_addresses)
+        self._shapes = ShapeChecks(
+            groups,
+            max_rows,
+            max_tokens,
+            fixed_addresses=fixed_addresses,
+            checks_untouched=checks_untouched,
+        )
         self._detector = make_detector(groups, max_rows, torch.device("cpu"))
         self._steps = 0
         self.findings: list[Finding] = []

@@ -20,12 +20,14 @@ class ShapeChecks:
         max_tokens: int,
         *,
         fixed_addresses: bool,
+        checks_untouched: bool = True,
     ) -> None:
         """Expect tables of at most ``max_rows`` rows and slots of at most ``max_tokens`` tokens."""
         self._groups = tuple(groups)
         self._max_rows = max_rows
         self._max_tokens = max_tokens
         self._fixed_addresses = fixed_addresses
+        self._checks_untouched = checks_untouched
         self._seen: dict[tuple[str, int], tuple[int, int]] = {}
 
     def forget(self) -> None:
@@ -65,6 +67,7 @@ class ShapeChecks:
             seq_lens=arguments.seq_lens[:num_reqs].to(device),
             query_start_loc=arguments.query_start_loc.to(device),
             num_blocks_of_row=arguments.num_blocks_of_row.to(device),
+            checks_untouched=self._checks_untouched,
         )
         return step, findings
 

@@ -57,12 +57,14 @@ class CheckedStep:
         seq_lens: [N] tokens of each request, those of this step included, on all ranks.
         query_start_loc: [N + 1 or more] where each request's tokens begin.
         num_blocks_of_row: [N, G] blocks that each request's row holds.
+        checks_untouched: Whether columns that the step does not touch are looked at.
     """
 
     groups: tuple[GroupStep, ...]
     seq_lens: torch.Tensor
     query_start_loc: torch.Tensor
     num_blocks_of_row: torch.Tensor
+    checks_untouched: bool
 
     @property
     def num_reqs(self) -> int:
