@@ -20,6 +20,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import numpy as np
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -110,6 +111,30 @@ def _attention() -> Any:
     return FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=16, dtype=torch.float32)
 
 
+def _tables(**arguments: Any) -> BlockTables:
+    """Return vLLM's tables; the interpreter's ``~`` of a loaded bool is that of an int."""
+    tables = BlockTables(**arguments)
+    # all bits or none, so that ``~`` is its opposite
+    tables.dcp_sharded = -tables.dcp_sharded.to(torch.int8)
+    return tables
+
+
+def _with_bool_masks(name: str, place: int) -> None:
+    original = getattr(InterpreterBuilder, name)
+
+    def operation(self: Any, *arguments: Any) -> Any:
+        mask = arguments[place]
+        if mask.data.dtype != np.bool_:
+            mask.data = mask.data.astype(np.bool_)
+        return original(self, *arguments)
+
+    setattr(InterpreterBuilder, name, operation)
+
+
+_with_bool_masks("create_masked_load", 1)
+_with_bool_masks("create_masked_store", 2)
+
+
 class Runner(GPUModelRunner):
     """MRV2's runner without a device, a model or a sampler."""
 
@@ -151,7 +176,7 @@ class Runner(GPUModelRunner):
             for spec in specs
         ]
         widths[0] += width_error
-        self.block_tables = BlockTables(
+        self.block_tables = _tables(
             block_sizes=[spec.block_size for spec in specs],
             max_num_reqs=MAX_REQS,
             max_num_batched_tokens=MAX_TOKENS,
@@ -193,7 +218,10 @@ class Runner(GPUModelRunner):
         padded = min(tokens + 3, MAX_TOKENS)
         positions = torch.zeros(padded, dtype=torch.int64)
         positions[:tokens] = torch.cat(
-            [torch.arange(first, first + count) for first, count in zip(computed, queries)]
+            [
+                torch.arange(first, first + count)
+                for first, count in zip(computed, queries, strict=True)
+            ]
         )
         return SimpleNamespace(
             req_ids=names,
@@ -293,9 +321,7 @@ class Engine:
         self.count += 1
         parameters = SamplingParams(max_tokens=self.draw.randint(1, 90), ignore_eos=True)
         self.scheduler.add_request(
-            Request(
-                f"request-{self.count}", prompt, parameters, None, block_hasher=self.hasher
-            )
+            Request(f"request-{self.count}", prompt, parameters, None, block_hasher=self.hasher)
         )
 
 

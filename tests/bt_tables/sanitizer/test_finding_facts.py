@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,8 @@ class Step:
 
 
 def finding(kind: FaultKind, row: int, **facts: int) -> Finding:
-    return Finding(kind=kind, group=0, row=row, **{"request": row, **facts})
+    place: dict[str, Any] = {"request": row, **facts}
+    return Finding(kind=kind, group=0, row=row, **place)
 
 
 def test_the_step_is_sound() -> None:

@@ -122,6 +122,7 @@ def _small_step(
     *,
     num_blocks_of_row: torch.Tensor,
     ref_counts: list[torch.Tensor],
+    ref_blocks: list[torch.Tensor] | None = None,
 ) -> SmallStep:
     requests = [
         SmallRequest(part.row, part.request.max_len, part.request.block_ids, part.start)
@@ -134,6 +135,7 @@ def _small_step(
         query_start_loc=query_start_loc,
         num_blocks_of_row=num_blocks_of_row,
         ref_counts=tuple(ref_counts),
+        ref_blocks=tuple(ref_blocks or ()),
         requests=tuple(requests),
     )
 

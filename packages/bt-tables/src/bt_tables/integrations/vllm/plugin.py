@@ -7,10 +7,13 @@ finding may end it.
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 from bt_tables.sanitizer import BlockTableFaultError
@@ -37,13 +40,51 @@ def register() -> None:
         if settings is None:
             return
         _require_version()
-        for module, patch in (
-            ("vllm.v1.worker.gpu.model_runner", patch_v2),
-            ("vllm.v1.worker.gpu_model_runner", patch_v1),
-        ):
-            patch(importlib.import_module(module).GPUModelRunner, settings)
+        patches: dict[str, Callable[[Any], None]] = {
+            "vllm.v1.worker.gpu.model_runner": lambda module: patch_v2(
+                module.GPUModelRunner, settings
+            ),
+            "vllm.v1.worker.gpu_model_runner": lambda module: patch_v1(
+                module.GPUModelRunner, settings
+            ),
+        }
+        for name in [name for name in patches if name in sys.modules]:
+            patches.pop(name)(sys.modules[name])
+        if not any(isinstance(finder, _PatchOnImport) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _PatchOnImport(patches))
     except Exception as error:
         logger.warning("Block tables are not checked: %s", error)
+
+
+class _PatchOnImport(importlib.abc.MetaPathFinder):
+    """Patches a module right after its first import.
+
+    vLLM loads plugins in every process, also in those that have no runner and must not pay for one.
+    """
+
+    def __init__(self, patches: dict[str, Callable[[Any], None]]) -> None:
+        self._patches = patches
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec that others find, with the patch after its loading."""
+        patch = self._patches.get(fullname)
+        if patch is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                try:
+                    patch(module)
+                except Exception as error:
+                    logger.warning("Block tables are not checked: %s", error)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader alone
+        return spec
 
 
 def _require_version() -> None:
@@ -77,7 +118,7 @@ def patch_v2(runner_class: Any, settings: Settings) -> None:
     @functools.wraps(prepare)
     def prepare_attn(self: Any, input_batch: Any) -> Any:
         prepared = prepare(self, input_batch)
-        _with_check(self, lambda check: check.check(step_v2(*prepared, input_batch)))
+        _with_check(self, lambda check: check.check(step_v2(prepared[0], prepared[1], input_batch)))
         return prepared
 
     runner_class.initialize_kv_cache = initialize_kv_cache
