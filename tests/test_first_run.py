@@ -35,7 +35,9 @@ def test_the_script_is_read_by_any_python() -> None:
 
     nodes = list(ast.walk(ast.parse(text, feature_version=(3, 4))))
 
-    assert not any(isinstance(node, ast.JoinedStr | ast.AnnAssign | ast.NamedExpr) for node in nodes)
+    assert not any(
+        isinstance(node, ast.JoinedStr | ast.AnnAssign | ast.NamedExpr) for node in nodes
+    )
     assert not any(isinstance(node, ast.FunctionDef) and node.returns for node in nodes)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import bt_runner
+from bt_runner.cli import make_parser
+from bt_width._command import build_parser
 
 COMMAND = [sys.executable, "-m", "bt_runner"]
 PROMPTS = "A line of some length.\nAnother one.\n"
@@ -71,6 +75,40 @@ def test_every_public_name_is_there_and_listed() -> None:
         assert name in dir(bt_runner)
     with pytest.raises(AttributeError, match="no attribute 'Motor'"):
         _ = bt_runner.Motor  # type: ignore[attr-defined]  # what is tested
+
+
+def actions_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """Every option and argument of a parser and its commands, with its command."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in dict(action.choices).values():
+                yield from actions_of(command)
+        elif not isinstance(action, argparse._HelpAction | argparse._VersionAction):
+            yield parser.prog, action
+
+
+ACTIONS = [*actions_of(make_parser()), *actions_of(build_parser())]
+
+
+def name_of(action: argparse.Action) -> str:
+    return " ".join(action.option_strings) or action.dest
+
+
+@pytest.mark.parametrize(
+    ("command", "action"), ACTIONS, ids=[f"{command} {name_of(a)}" for command, a in ACTIONS]
+)
+def test_every_option_says_what_it_is_its_default_and_its_unit(
+    command: str, action: argparse.Action
+) -> None:
+    """A default in words or by the form of help; a unit in the place of the value."""
+    assert action.help, f"{command} {name_of(action)} has no help"
+    is_asked_for = action.required or not action.option_strings
+    is_switch = action.nargs == 0
+    if not is_asked_for and not is_switch and action.default is None:
+        is_exclusive = any(word in action.help for word in ("print a script", "a text to continue"))
+        assert "default" in action.help or is_exclusive, f"{name_of(action)}: what is its default?"
+    if action.type in (int, float) and "seed" not in action.dest and not action.choices:
+        assert action.metavar, f"{name_of(action)}: what is its unit?"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])

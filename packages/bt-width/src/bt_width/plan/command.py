@@ -13,6 +13,7 @@ from ..layout import BlockTableLayout
 from ..limits import ServingLimits
 from ..models.caches import KeyValueCache
 from ..models.model import ModelCaches
+from ..picture import draw_rows
 from ..terminal import print_warning
 from .group_option import GroupOption, parse_group
 from .memory import Capacity, fit, longest_that_fits
@@ -99,6 +100,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--explain", action="store_true", help="say how each number came about (default: off)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
+    parser.add_argument(
+        "--svg",
+        type=Path,
+        metavar="FILE",
+        help="also draw one request's rows, to scale, into this file (default: none)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,6 +116,9 @@ def run(args: argparse.Namespace) -> int:
         InvalidSpecError: The config or an option is wrong.
     """
     plan = plan_model(args) if args.groups is None else _plan_given_groups(args)
+    if args.svg is not None:
+        picture = draw_rows([(group.name, group.layout) for group in plan.groups])
+        args.svg.write_text(picture, encoding="utf-8")
     print(json.dumps(_record(plan), indent=2) if args.json else _text(args, plan))
     for warning in large_buffers(plan.groups):
         print_warning(warning)

@@ -1,0 +1,166 @@
+"""The picture of a plan: what is drawn where, to scale, and that the pages show what is drawn."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.support.source_trees import ROOT
+
+from bt_width import (
+    AttentionSpec,
+    BlockTableLayout,
+    CacheSpec,
+    ContextParallel,
+    MambaSpec,
+    RingSpec,
+    ServingLimits,
+    SlidingWindowSpec,
+)
+from bt_width.picture import draw_rows
+
+COMMAND = re.compile(r"^bt-width (plan .*--svg (docs/pictures/\w+\.svg))$", re.MULTILINE)
+PAGES = [ROOT / "README.md", ROOT / "docs" / "contract.md"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def planned(
+    spec: CacheSpec,
+    length: int,
+    *,
+    kernel: int | None = None,
+    lookahead: int = 0,
+    ranks: int = 1,
+    interleave: int = 1,
+) -> BlockTableLayout:
+    limits = ServingLimits(
+        max_model_len=length,
+        max_num_reqs=1,
+        max_num_batched_tokens=8,
+        lookahead_tokens=lookahead,
+        context_parallel=ContextParallel(size=ranks, interleave=interleave),
+    )
+    return BlockTableLayout.plan(spec, limits, kernel)
+
+
+def lanes(layout: BlockTableLayout) -> list[list[ElementTree.Element]]:
+    """The cells of each lane of a picture of one group, from the top down."""
+    root = ElementTree.fromstring(draw_rows([("group", layout)]))
+    found: dict[str, list[ElementTree.Element]] = {}
+    for cell in root.iter(f"{SVG}rect"):
+        if cell.find(f"{SVG}title") is not None:
+            found.setdefault(cell.attrib["y"], []).append(cell)
+    return list(found.values())
+
+
+def looks(lane: list[ElementTree.Element]) -> Counter[str]:
+    return Counter(cell.attrib["class"] for cell in lane)
+
+
+def end_of(lane: list[ElementTree.Element]) -> float:
+    return float(lane[-1].attrib["x"]) + float(lane[-1].attrib["width"])
+
+
+def test_blocks_are_split_and_alignment_is_hatched() -> None:
+    """5 blocks of 16, rounded up to 8 by 64-token spans, in kernel blocks of 8."""
+    spec = AttentionSpec(block_size=16, token_alignment=64)
+
+    tokens, blocks, columns, slots = lanes(planned(spec, 72, kernel=8, lookahead=3))
+
+    assert looks(tokens) == {"r0": 72, "look": 3}
+    assert looks(blocks) == {"r0": 5, "pad": 3}
+    assert looks(columns) == {"r0": 10, "pad": 6}
+    assert looks(slots) == {"r0": 75}
+    assert end_of(blocks) == pytest.approx(end_of(columns))
+    assert end_of(tokens) == pytest.approx(end_of(slots))
+
+
+def test_what_a_window_no_longer_reads_is_grey() -> None:
+    """72 tokens and a window of 24: 49 are not read, which is 6 whole blocks of 8."""
+    spec = SlidingWindowSpec(block_size=8, window=24, token_alignment=None)
+
+    tokens, blocks, _, slots = lanes(planned(spec, 72))
+
+    assert looks(tokens) == {"null": 49, "r0": 23}
+    assert looks(blocks) == {"null": 6, "r0": 3}
+    assert looks(slots) == {"gone": 48, "r0": 24}
+
+
+def test_each_rank_has_a_colour_and_its_runs() -> None:
+    """Runs of 4 in turn; 100 tokens are 52 and 48."""
+    spec = AttentionSpec(block_size=16, token_alignment=None)
+
+    tokens, first, second, _, slots = lanes(planned(spec, 100, ranks=2, interleave=4))
+
+    assert looks(tokens) == {"r0": 52, "r1": 48}
+    assert [cell.attrib["class"] for cell in tokens[:9]] == ["r0"] * 4 + ["r1"] * 4 + ["r0"]
+    assert (set(looks(first)), set(looks(second))) == ({"r0"}, {"r1"})
+    assert looks(slots) == {"r0": 52}
+
+
+def test_states_are_the_old_the_current_and_the_drafts() -> None:
+    spec = MambaSpec(block_size=32, mode="align", num_speculative_blocks=1)
+
+    _, states = lanes(planned(spec, 72))
+
+    assert [cell.attrib["class"] for cell in states] == ["null", "null", "r0", "look"]
+
+
+def test_a_ring_is_one_block() -> None:
+    _, block, slots = lanes(planned(RingSpec(block_size=4), 72))
+
+    assert (len(block), len(slots)) == (1, 4)
+
+
+def test_cells_too_small_to_be_seen_are_drawn_as_one() -> None:
+    """A million tokens in a small file, with the parts still to scale."""
+    spec = SlidingWindowSpec(block_size=16, window=2**18)
+
+    layout = planned(spec, 2**20)
+    tokens, *_ = lanes(layout)
+
+    assert looks(tokens) == {"null": 1, "r0": 1}
+    widths = [float(cell.attrib["width"]) for cell in tokens]
+    assert widths[0] == pytest.approx(3 * widths[1], rel=1e-3)
+    assert len(draw_rows([("group", layout)])) < 10_000
+
+
+def test_a_name_cannot_become_markup() -> None:
+    text = draw_rows([("<script>&'\"", planned(RingSpec(block_size=4), 9))])
+
+    assert "<script>" not in text
+    assert ElementTree.fromstring(text) is not None
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert "1 block of 4: 1 column<" in draw_rows([("r", planned(RingSpec(block_size=4), 9))])
+
+
+def commands() -> list[tuple[str, str]]:
+    return [found for page in PAGES for found in COMMAND.findall(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(("command", "picture"), commands())
+def test_the_pages_show_what_their_command_draws(
+    command: str, picture: str, tmp_path: Path
+) -> None:
+    arguments = shlex.split(command)
+    arguments[-1] = str(tmp_path / "drawn.svg")
+
+    subprocess.run(
+        [sys.executable, "-m", "bt_width", *arguments], check=True, capture_output=True, timeout=60
+    )
+
+    drawn = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+    assert drawn == (ROOT / picture).read_text(encoding="utf-8")
+
+
+def test_two_pictures_are_shown() -> None:
+    assert len(commands()) == 2
+    for page in PAGES:
+        for link in re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).is_file()
