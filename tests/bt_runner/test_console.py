@@ -77,14 +77,20 @@ def test_every_public_name_is_there_and_listed() -> None:
         _ = bt_runner.Motor  # type: ignore[attr-defined]  # what is tested
 
 
-def actions_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
-    """Every option and argument of a parser and its commands, with its command."""
+def actions_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action, bool]]:
+    """Every option of a parser and its commands, with its command and whether one has to choose."""
+    choices = {
+        action
+        for group in parser._mutually_exclusive_groups
+        if group.required
+        for action in group._group_actions
+    }
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in dict(action.choices).values():
                 yield from actions_of(command)
         elif not isinstance(action, argparse._HelpAction | argparse._VersionAction):
-            yield parser.prog, action
+            yield parser.prog, action, action in choices
 
 
 ACTIONS = [*actions_of(make_parser()), *actions_of(build_parser())]
@@ -95,18 +101,20 @@ def name_of(action: argparse.Action) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "action"), ACTIONS, ids=[f"{command} {name_of(a)}" for command, a in ACTIONS]
+    ("command", "action", "is_choice"),
+    ACTIONS,
+    ids=[f"{command} {name_of(action)}" for command, action, _ in ACTIONS],
 )
 def test_every_option_says_what_it_is_its_default_and_its_unit(
-    command: str, action: argparse.Action
+    command: str, action: argparse.Action, is_choice: bool
 ) -> None:
     """A default in words or by the form of help; a unit in the place of the value."""
     assert action.help, f"{command} {name_of(action)} has no help"
-    is_asked_for = action.required or not action.option_strings
+    is_asked_for = action.required or is_choice or not action.option_strings
     is_switch = action.nargs == 0
     if not is_asked_for and not is_switch and action.default is None:
-        is_exclusive = any(word in action.help for word in ("print a script", "a text to continue"))
-        assert "default" in action.help or is_exclusive, f"{name_of(action)}: what is its default?"
+        ends_at_once = "print a script" in action.help
+        assert "default" in action.help or ends_at_once, f"{name_of(action)}: what is its default?"
     if action.type in (int, float) and "seed" not in action.dest and not action.choices:
         assert action.metavar, f"{name_of(action)}: what is its unit?"
 

@@ -153,7 +153,7 @@ class _Panel:
         split = layout.kernel_blocks_per_block
         which = f", rank {own}" if layout.shards > 1 else ""
         self._lane(
-            f"columns{which}", layout.tokens_per_block / split, self._block_parts(split, own)
+            f"kernel blocks{which}", layout.tokens_per_block / split, self._block_parts(split, own)
         )
         self._lane("slots" + which, layout.shards, list(self._slot_parts(own)))
 

@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-requests",
         type=count,
         metavar="REQUESTS",
-        help="stop reading the trace after so many",
+        help="stop reading the trace after so many (default: read all)",
     )
     replay.add_argument(
         "--hash-tokens",

@@ -78,7 +78,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--memory",
         type=parse_bytes,
         metavar="BYTES",
-        help="for the caches of each GPU, such as 80GiB: also print what fits into it",
+        help="for the caches of each GPU, such as 80GiB: also print what fits into it "
+        "(default: none)",
     )
     memory.add_argument(
         "--tp",
