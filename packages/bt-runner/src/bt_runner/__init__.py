@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bt_runner.decode_loop import StepOutput
     from bt_runner.drafters import Drafter, NGramDrafter
     from bt_runner.engine import Engine
     from bt_runner.errors import BadInputError, PoolExhaustedError, RequestRefusedError, RunnerError
@@ -14,7 +13,8 @@ if TYPE_CHECKING:
     from bt_runner.models.config import ModelConfig
     from bt_runner.models.hybrid import hybrid_config
     from bt_runner.models.weights import Weights, random_weights
-    from bt_runner.scheduling.request import FinishReason, Request, SamplingParams
+    from bt_runner.requests import FinishReason, Request, SamplingParams
+    from bt_runner.scheduler import StepOutput, StepOutputs
 
 __version__ = "0.1.0"
 
@@ -24,15 +24,16 @@ _MODULES = {
     "CacheOptions": "models.cache.cache_groups",
     "Drafter": "drafters",
     "Engine": "engine",
-    "FinishReason": "scheduling.request",
+    "FinishReason": "requests",
     "ModelConfig": "models.config",
     "NGramDrafter": "drafters",
     "PoolExhaustedError": "errors",
-    "Request": "scheduling.request",
+    "Request": "requests",
     "RequestRefusedError": "errors",
     "RunnerError": "errors",
-    "SamplingParams": "scheduling.request",
-    "StepOutput": "decode_loop",
+    "SamplingParams": "requests",
+    "StepOutput": "scheduler",
+    "StepOutputs": "scheduler",
     "Weights": "models.weights",
     "hybrid_config": "models.hybrid",
     "random_weights": "models.weights",
@@ -52,6 +53,7 @@ __all__ = [
     "RunnerError",
     "SamplingParams",
     "StepOutput",
+    "StepOutputs",
     "Weights",
     "__version__",
     "hybrid_config",

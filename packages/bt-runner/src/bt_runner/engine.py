@@ -1,38 +1,290 @@
-"""What a user holds: requests come and go, and each step gives some of them tokens."""
+"""What a user holds: requests come and go, and each step gives some of them tokens.
+
+    Engine              add_request, abort, step, generate
+      Scheduler         which requests compute how many tokens
+      KVCacheManager    the blocks of every group: pools, who holds what
+      ModelRunner       input batch, tables, metadata, forward or CUDA graph, sampler
+
+A step is scheduled, staged and launched while the one before it is in flight: its input is
+the tokens that the one before leaves on the device, and the host reads them a step later.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
-from bt_runner.arguments import as_list, as_tokens, require_attributes, require_kind
-from bt_runner.decode_loop import DecodeLoop, StepOutput
+import numpy as np
+from torch import Tensor
+
+from bt_builders import init_attention
+from bt_runner.arguments import (
+    as_list,
+    as_tokens,
+    require_attributes,
+    require_int,
+    require_kind,
+)
+from bt_runner.block_pool import BlockPool
+from bt_runner.cuda_graphs import GraphOptions
 from bt_runner.drafters import Drafter
-from bt_runner.errors import BadInputError
-from bt_runner.execution.graphs import GraphOptions
-from bt_runner.execution.guard import TableGuard
-from bt_runner.execution.model_runner import ModelRunner
-from bt_runner.execution.observer import Recorder
-from bt_runner.models.cache.cache_groups import CacheGroup, CacheOptions
+from bt_runner.errors import BadInputError, RunnerError
+from bt_runner.kv_cache_manager import KVCacheManager, pool_sizes
+from bt_runner.model_runner import InFlightStep, ModelRunner, TableGuard
+from bt_runner.models.cache.cache_groups import CacheGroup, CacheOptions, cache_groups
+from bt_runner.models.cache.caches import Caches
 from bt_runner.models.config import ModelConfig
-from bt_runner.models.sharding import Alone, Ranks
-from bt_runner.models.weights import Weights
-from bt_runner.scheduling.block_pool import BlockPool
-from bt_runner.scheduling.request import Request, SamplingParams
-from bt_runner.scheduling.rows import RequestRows
-from bt_runner.scheduling.scheduler import Scheduler
+from bt_runner.models.paged_model import PagedModel
+from bt_runner.models.sharding import Alone, Ranks, Sharding, require_one_plan
+from bt_runner.models.weights import Weights, require_weights
+from bt_runner.recorder import Recorder
+from bt_runner.requests import Ints, Request, SamplingParams, Tokens
+from bt_runner.sampler import Sampler
+from bt_runner.scheduler import Scheduler, StepOutput, StepOutputs
 from bt_width import BlockTableLayout, ServingLimits
 
+_MAX_STEPS_IN_FLIGHT = 2
 
-class Engine:
+
+class BatchDrafter(Protocol):
+    """Guesses tokens of many requests at once."""
+
+    def propose_all(self, scheduler: Scheduler, rows: Ints) -> tuple[Tokens, Ints]:
+        """Return drafts [N, K] for each of ``rows`` and how many of them count."""
+
+
+class EngineLoop:
+    """Steps requests through a model runner, up to two steps in flight.
+
+    Attributes:
+        max_steps_in_flight: Steps that are launched before the tokens of the first are read.
+        num_steps: Steps launched.
+        host_seconds: What the host has spent on the steps, its waits for the device left out.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        drafter: BatchDrafter | None,
+        max_steps_in_flight: int,
+    ) -> None:
+        """Start before the first step.
+
+        Args:
+            runner: Runs steps on the device.
+            scheduler: Says what they compute.
+            drafter: What guesses tokens ahead; it needs the tokens of the step before, so
+                that with it a step is launched when the one before has ended.
+            max_steps_in_flight: How many may be under way at a time.
+        """
+        self.max_steps_in_flight = max_steps_in_flight
+        self.num_steps = 0
+        self.host_seconds = 0.0
+        self._runner = runner
+        self._scheduler = scheduler
+        self._drafter = drafter
+        self._recorder: Recorder | None = None
+        self._in_flight: deque[InFlightStep] = deque()
+        self._is_sound = True
+
+    @property
+    def layouts(self) -> tuple[BlockTableLayout, ...]:
+        """The plan of each group."""
+        return self._runner.layouts
+
+    @property
+    def pools(self) -> tuple[BlockPool, ...]:
+        """The pool of each group."""
+        return self._scheduler.kv.pools
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs, or a step is in flight."""
+        return bool(self._scheduler.requests or self._in_flight)
+
+    def observe(self, recorder: Recorder) -> None:
+        """Let ``recorder`` see every step from now on.
+
+        Raises:
+            BadInputError: It cannot record.
+        """
+        require_attributes("recorder", recorder, "record")
+        self._recorder = recorder
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            RequestRefusedError: It could never finish; the message has the numbers.
+        """
+        self._mend()
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request early and give its blocks back.
+
+        Raises:
+            BadInputError: No request of that name waits or runs.
+        """
+        require_kind("request_id", request_id, str)
+        self._mend()
+        request = self._scheduler.requests.get(request_id)
+        if request is None:
+            raise BadInputError(f"there is no request {request_id!r}", request_id=request_id)
+        self._is_sound = False
+        try:
+            self._scheduler.abort(request, self.num_steps)
+        except BaseException:
+            self._start_over()
+            raise
+        self._is_sound = True
+
+    def step(self) -> StepOutputs:
+        """Launch what may be launched, then take the tokens of the oldest step in flight.
+
+        Where it raises, its requests start over in the next step, with the tokens they have;
+        those it had taken by then are in the requests, and in no output.
+        """
+        began = time.perf_counter()
+        try:
+            self._mend()
+            self._propose_drafts()
+            self._is_sound = False
+            try:
+                while len(self._in_flight) < self.max_steps_in_flight and self._launch_next():
+                    pass
+                outputs = self._finish_oldest()
+            except BaseException:
+                self._start_over()
+                raise
+            self._is_sound = True
+            return outputs
+        finally:
+            self.host_seconds += time.perf_counter() - began
+
+    def _launch_next(self) -> bool:
+        """Schedule, stage and launch a step; say whether there was one."""
+        scheduler = self._scheduler
+        batch = scheduler.schedule(last_step=self.num_steps)
+        if not len(batch.rows):
+            return False
+        self.num_steps += 1
+        in_flight = self._runner.launch(
+            self.num_steps,
+            batch,
+            scheduler.kv.take_edits(),
+            scheduler.table,
+            records=self._recorder is not None,
+        )
+        scheduler.launched(batch, self.num_steps)
+        self._in_flight.append(in_flight)
+        return True
+
+    def _finish_oldest(self) -> StepOutputs:
+        """Wait for the oldest step in flight, and give its requests their tokens."""
+        scheduler = self._scheduler
+        if not self._in_flight:
+            if scheduler.requests:
+                raise RunnerError("no request can be computed, and no step is in flight")
+            return StepOutputs.none()
+        in_flight = self._in_flight[0]
+        began = time.perf_counter()
+        chosen = in_flight.wait()
+        self.host_seconds -= time.perf_counter() - began
+        batch = in_flight.batch
+        if self._recorder is not None and in_flight.streams is not None:
+            self._recorder.record(
+                in_flight.step, batch, scheduler.table, in_flight.streams, in_flight.logits
+            )
+        verified = scheduler.verify(batch, chosen)
+        if self._drafter is not None:
+            num_kept = np.ones(len(batch.rows), np.int64)
+            num_kept[verified.places] = verified.kept
+            on_device = self._runner.commit_drafts(in_flight, num_kept)
+            scheduler.table.num_accepted[batch.rows] = 0 if on_device else num_kept
+        outputs = scheduler.update(batch, verified, self.num_steps)
+        self._in_flight.popleft()
+        scheduler.kv.complete(in_flight.step)
+        return outputs
+
+    def _propose_drafts(self) -> None:
+        """Ask for what may follow each request that decodes; here an error costs no token."""
+        if self._drafter is None:
+            return
+        rows = self._scheduler.rows_to_draft()
+        if len(rows):
+            drafts, counts = self._drafter.propose_all(self._scheduler, rows)
+            self._scheduler.table.set_drafts(rows, drafts, counts)
+
+    def _mend(self) -> None:
+        """Start over where the last call broke off and could not do so itself."""
+        if not self._is_sound:
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Trust nothing that was under way: Ctrl-C comes between any two instructions."""
+        self._is_sound = False
+        self._in_flight.clear()
+        self._scheduler.start_over(self.num_steps)
+        self._runner.invalidate()
+        self._scheduler.kv.complete(self.num_steps)
+        self._is_sound = True
+
+
+class _OneByOne:
+    """Asks a user's drafter for one request after another."""
+
+    def __init__(self, drafter: Drafter, max_drafts: int, vocab_size: int) -> None:
+        self._drafter = drafter
+        self._max_drafts = max_drafts
+        self._vocab_size = vocab_size
+
+    def propose_all(self, scheduler: Scheduler, rows: Ints) -> tuple[Tokens, Ints]:
+        drafts = np.zeros((len(rows), self._max_drafts), np.int32)
+        counts = np.zeros(len(rows), np.int64)
+        for place, row in enumerate(rows.tolist()):
+            tokens = scheduler.table.tokens_of(row).tolist()
+            proposed = self._drafter.propose(tokens, self._max_drafts)
+            found = as_tokens("what the drafter proposes", proposed, self._vocab_size)
+            found = found[: self._max_drafts]
+            drafts[place, : len(found)] = found
+            counts[place] = len(found)
+        return drafts, counts
+
+
+class _Model(PagedModel):
+    """A paged model with its caches."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        caches: Caches,
+        groups: Sequence[CacheGroup],
+        sharding: Sharding,
+    ) -> None:
+        super().__init__(config, weights, caches, sharding)
+        self._caches = caches
+        self._groups = groups
+
+    def copy_blocks(self, group: int, source_ids: Tensor, target_ids: Tensor) -> None:
+        self._caches.copy(self._groups[group], source_ids, target_ids)
+
+
+class Engine(EngineLoop):
     """Runs requests through a model, all cached state in blocks.
 
     Add requests at any time, then call ``step`` until ``has_work`` is false, or let
     ``generate`` do it. Where a step raises, its requests start over in the next one, with
     the tokens they have.
 
-    While the device computes a step the host plans and stages the next one, so a request
-    that is added meanwhile joins the one after it. With a drafter that has to wait: what
-    is drafted depends on the tokens.
+    With two steps in flight the next step is launched before the tokens of this one have
+    reached the host, so a request that is added meanwhile joins the one after it, and a stop
+    token is noticed a step late: the token after it is dropped. With a drafter one step is in
+    flight: what is drafted depends on the tokens.
     """
 
     def __init__(
@@ -47,6 +299,7 @@ class Engine:
         ranks: Ranks | None = None,
         graphs: GraphOptions | None = None,
         sanitizes: bool = False,
+        max_steps_in_flight: int = _MAX_STEPS_IN_FLIGHT,
     ) -> None:
         """Plan the cache groups and allocate all there is.
 
@@ -62,6 +315,8 @@ class Engine:
                 do the same; ``limits`` says the same of them.
             graphs: Which decode steps are captured; none by default.
             sanitizes: Whether every step's tables are checked before a layer reads them.
+            max_steps_in_flight: 1 is the plain loop, which reads a step's tokens before it
+                launches the next; with a drafter it is 1 whatever is asked.
 
         Raises:
             BadInputError: One of them is not what it should be, or does not fit the others.
@@ -75,70 +330,46 @@ class Engine:
         require_kind("options", options, CacheOptions)
         require_kind("graphs", graphs, GraphOptions)
         require_kind("sanitizes", sanitizes, bool)
+        require_int(
+            "max_steps_in_flight", max_steps_in_flight, minimum=1, maximum=_MAX_STEPS_IN_FLIGHT
+        )
         require_attributes("ranks", ranks, "size", "rank", "gather", "gather_texts")
+        batch_drafter: BatchDrafter | None = None
         if drafter is not None:
             require_attributes("drafter", drafter, "propose")
-        self._runner = ModelRunner(
-            config,
-            weights,
-            limits,
-            options=options,
-            num_blocks=num_blocks,
-            ranks=ranks,
+            max_drafts = limits.num_speculative_tokens
+            batch_drafter = _OneByOne(drafter, max_drafts, config.vocab_size)
+            max_steps_in_flight = 1
+        require_weights(config, weights)
+        embedding = weights[config.names.embedding]
+        device, dtype = embedding.device, embedding.dtype
+        self.groups = cache_groups(config, options)
+        setup = init_attention([group.attention for group in self.groups], limits, device)
+        require_one_plan(ranks, setup.layouts)
+        sizes = pool_sizes(setup.layouts, num_blocks)
+        kv = KVCacheManager(setup.layouts, sizes)
+        self._caches = Caches(self.groups, setup.layouts, sizes, dtype, device)
+        sharding = Sharding(ranks, limits.context_parallel.interleave)
+        runner = ModelRunner(
+            setup,
+            _Model(config, weights, self._caches, self.groups, sharding),
+            Sampler(),
+            num_blocks=sizes,
+            limits=limits,
+            device=device,
+            dtype=dtype,
             graphs=graphs,
+            max_steps_in_flight=max_steps_in_flight,
+            checks=[TableGuard(kv)] if sanitizes else (),
         )
-        self._rows = RequestRows(self._runner.preparation.layouts, self._runner.num_blocks)
-        if sanitizes:
-            self._runner.preparation.guard = TableGuard(self._rows.layouts, self._rows.pools)
-        self._scheduler = Scheduler(limits, self._rows)
-        self._loop = DecodeLoop(
-            self._runner, self._scheduler, self._rows, drafter, limits.num_speculative_tokens
-        )
+        super().__init__(runner, Scheduler(limits, kv), batch_drafter, max_steps_in_flight)
+        self._vocab_size = config.vocab_size
         self._num_added = 0
-
-    @property
-    def groups(self) -> tuple[CacheGroup, ...]:
-        """The model's cache groups."""
-        return self._runner.groups
-
-    @property
-    def layouts(self) -> tuple[BlockTableLayout, ...]:
-        """The plan of each group."""
-        return self._rows.layouts
-
-    @property
-    def pools(self) -> tuple[BlockPool, ...]:
-        """The pool of each group."""
-        return self._rows.pools
 
     @property
     def cache_bytes(self) -> tuple[int, ...]:
         """The bytes of each group's caches."""
-        return tuple(self._runner.caches.num_bytes(group) for group in self.groups)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps launched."""
-        return self._loop.num_steps
-
-    @property
-    def host_seconds(self) -> float:
-        """What the host has spent on the steps, its waits for the device left out."""
-        return self._loop.clock.seconds
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a request waits or runs."""
-        return bool(self._scheduler.requests)
-
-    def observe(self, recorder: Recorder) -> None:
-        """Let ``recorder`` see every step from now on.
-
-        Raises:
-            BadInputError: It cannot record.
-        """
-        require_attributes("recorder", recorder, "record")
-        self._runner.recorder = recorder
+        return tuple(self._caches.num_bytes(group) for group in self.groups)
 
     def new_request(
         self,
@@ -157,15 +388,10 @@ class Engine:
         require_kind("params", params, SamplingParams)
         name = f"request-{self._num_added}" if request_id is None else request_id
         require_kind("request_id", name, str)
-        tokens = as_tokens("the prompt", prompt, self._runner.vocab_size)
+        tokens = as_tokens("the prompt", prompt, self._vocab_size)
         if name in self._scheduler.requests:
             raise BadInputError(f"there is a request {name!r} already", request_id=name)
-        request = Request(
-            request_id=name,
-            prompt_len=len(tokens),
-            params=params,
-            tokens=tokens,
-        )
+        request = Request(name, np.array(tokens, np.int32), params)
         self._scheduler.require_fit(request)
         return request
 
@@ -179,19 +405,8 @@ class Engine:
         """Let a new request wait for its turn; it raises what ``new_request`` does."""
         request = self.new_request(prompt, params, request_id=request_id)
         self._num_added += 1
-        self._scheduler.add(request)
+        self.add(request)
         return request
-
-    def abort(self, request_id: str) -> None:
-        """End a request early and give its blocks back.
-
-        Raises:
-            BadInputError: No request of that name waits or runs.
-        """
-        require_kind("request_id", request_id, str)
-        if request_id not in self._scheduler.requests:
-            raise BadInputError(f"there is no request {request_id!r}", request_id=request_id)
-        self._loop.abort(self._scheduler.requests[request_id])
 
     def generate(
         self, prompts: Iterable[Sequence[int]], params: SamplingParams | None = None
@@ -209,7 +424,3 @@ class Engine:
             self.add_request(prompt, params)
         while self.has_work:
             yield from self.step()
-
-    def step(self) -> list[StepOutput]:
-        """Compute one batch and choose tokens for those of its requests that are due one."""
-        return self._loop.step()

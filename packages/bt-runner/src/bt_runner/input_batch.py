@@ -1,0 +1,349 @@
+"""Lays a step's batch out in one packed buffer, which reaches the device in one copy.
+
+N rows and T tokens, padding included; S choices. The numbers of a batch lie in 64-bit words,
+part after part; where a part begins depends on N and T alone, so that a captured graph finds
+every part where it was at its capture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bt_runner.requests import Flags, Ints, RunningRequests, ragged
+from bt_runner.sampler import Sampling
+from bt_runner.scheduler import SchedulerOutput
+from bt_tables import StepBatch
+from bt_width import ServingLimits
+
+_ALIGNED_WORDS = 8
+_FROM_DEVICE = -1
+_MAX_PLACES = 64
+
+
+class _Place(NamedTuple):
+    """A part of the buffer.
+
+    Attributes:
+        start: Its first word.
+        length: Its numbers.
+        is_narrow: Whether they have 32 bits, else 64.
+    """
+
+    start: int
+    length: int
+    is_narrow: bool
+
+    def of_host(self, words: NDArray[np.int64]) -> NDArray[np.int64] | NDArray[np.int32]:
+        """Return the part of a host buffer."""
+        if not self.is_narrow:
+            return words[self.start : self.start + self.length]
+        narrow = words[self.start : self.start + (self.length + 1) // 2].view(np.int32)
+        return narrow[: self.length]
+
+    def of_device(self, words: Tensor) -> Tensor:
+        """Return the part of a device buffer."""
+        if not self.is_narrow:
+            return words[self.start : self.start + self.length]
+        narrow = words[self.start : self.start + (self.length + 1) // 2].view(torch.int32)
+        return narrow[: self.length]
+
+
+class _Host(NamedTuple):
+    """The parts of a host buffer that do not depend on S."""
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    req_of_token: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    query_start_loc: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    num_computed_tokens: NDArray[np.int32]
+    num_accepted_tokens: NDArray[np.int32]
+    query_start_loc_host: Tensor
+    seq_lens_host: Tensor
+
+
+class _Device(NamedTuple):
+    """The same parts of the device buffer."""
+
+    token_ids: Tensor
+    positions: Tensor
+    req_of_token: Tensor
+    rows: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    num_computed_tokens: Tensor
+    num_accepted_tokens: Tensor
+
+
+class _Slot:
+    """One host buffer, and the event after which the device has read it."""
+
+    def __init__(self, num_words: int, device: torch.device) -> None:
+        self.pinned = torch.zeros(num_words, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.words: NDArray[np.int64] = self.pinned.numpy()
+        self.parts: dict[tuple[int, int], _Host] = {}
+        self.event = torch.cuda.Event() if device.type == "cuda" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputBatch:
+    """One step's batch on the host and on the device; N rows and T tokens, padding included.
+
+    Attributes:
+        num_reqs: Rows (N).
+        num_tokens: Tokens (T).
+        max_query_len: The most tokens of one request.
+        max_seq_len: The longest request, in tokens.
+        rows_host: ``[N]`` int32; each request's row, -1 for padding.
+        query_start_loc_host: ``[N + 1]`` int32.
+        seq_lens_host: ``[N]`` int32; 0 for padding.
+        is_prefilling: ``[N]`` bool, host.
+        token_ids: ``[T]`` int64.
+        positions: ``[T]`` int64; -1 for padding.
+        req_of_token: ``[T]`` int64, the batch's row of each token; the last one for padding.
+        rows: ``[N]`` int64; for padding a row that nobody has.
+        query_start_loc: ``[N + 1]`` int32.
+        seq_lens: ``[N]`` int32.
+        num_computed_tokens: ``[N]`` int32.
+        num_accepted_tokens: ``[N]`` int32.
+        sampling: How its tokens are chosen.
+        takes_from_device: Whether a token is the last one its request chose, which the host
+            does not know yet.
+    """
+
+    num_reqs: int
+    num_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    rows_host: NDArray[np.int32]
+    query_start_loc_host: Tensor
+    seq_lens_host: Tensor
+    is_prefilling: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    req_of_token: Tensor
+    rows: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    num_computed_tokens: Tensor
+    num_accepted_tokens: Tensor
+    sampling: Sampling
+    takes_from_device: bool
+
+    def for_tables(self) -> StepBatch:
+        """Return what the table update is given."""
+        return StepBatch(
+            idx_mapping=self.rows_host,
+            query_start_loc=self.query_start_loc_host,
+            positions=self.positions,
+            num_reqs_padded=self.num_reqs,
+            num_tokens_padded=self.num_tokens,
+        )
+
+
+class InputBuffers:
+    """Packed buffers of input batches: one on the device, a host buffer per step in flight.
+
+    Attributes:
+        num_copies: Copies to the device so far: one a step.
+    """
+
+    def __init__(
+        self, limits: ServingLimits, device: torch.device, max_steps_in_flight: int
+    ) -> None:
+        """Allocate for the largest step."""
+        self.num_copies = 0
+        self._nobody = limits.max_num_reqs
+        self._device = device
+        num_tokens, num_reqs = limits.max_num_batched_tokens, limits.max_num_reqs
+        _, end = _places(num_reqs, num_tokens)
+        num_words = end + 4 * (num_tokens + _ALIGNED_WORDS)
+        self._words = torch.zeros(num_words, dtype=torch.int64, device=device)
+        self._parts: dict[tuple[int, int], _Device] = {}
+        self._slots = [_Slot(num_words, device) for _ in range(max_steps_in_flight)]
+        self._turn = 0
+
+    def pack(
+        self,
+        batch: SchedulerOutput,
+        table: RunningRequests,
+        num_reqs_padded: int | None = None,
+        num_tokens_padded: int | None = None,
+    ) -> InputBatch:
+        """Lay a batch out, padded where a captured graph wants more rows or tokens, and send it."""
+        query_lens, seq_lens = batch.num_tokens, batch.seq_lens
+        count = len(query_lens)
+        ends = query_lens.cumsum()
+        num_real = int(ends[-1])
+        num_reqs, num_tokens = num_reqs_padded or count, num_tokens_padded or num_real
+        slot = self._next_slot()
+        host = self._host_parts(slot, num_reqs, num_tokens)
+        host.rows[:count], host.rows[count:] = batch.rows, self._nobody
+        host.query_start_loc[0] = 0
+        host.query_start_loc[1 : count + 1], host.query_start_loc[count + 1 :] = ends, num_real
+        host.seq_lens[:count], host.seq_lens[count:] = seq_lens, 0
+        host.num_computed_tokens[:count], host.num_computed_tokens[count:] = batch.starts, 0
+        accepted = np.where(batch.rows < 0, 1, table.num_accepted[batch.rows])
+        host.num_accepted_tokens[:count], host.num_accepted_tokens[count:] = accepted, 1
+        takes_from_device = self._lay_out_tokens(batch, table, host, num_real)
+        end, sampling = self._lay_out_choices(batch, table, slot, num_reqs, num_tokens, ends)
+        self._send(slot, end)
+        device = self._device_parts(num_reqs, num_tokens)
+        rows_host = np.full(num_reqs, -1, np.int32)
+        rows_host[:count] = batch.rows
+        is_prefilling = np.zeros(num_reqs, bool)
+        is_prefilling[:count] = batch.is_prefilling
+        return InputBatch(
+            num_reqs=num_reqs,
+            num_tokens=num_tokens,
+            max_query_len=int(query_lens.max()),
+            max_seq_len=int(seq_lens.max()),
+            rows_host=rows_host,
+            query_start_loc_host=host.query_start_loc_host,
+            seq_lens_host=host.seq_lens_host,
+            is_prefilling=torch.from_numpy(is_prefilling),
+            **device._asdict(),
+            sampling=sampling,
+            takes_from_device=takes_from_device,
+        )
+
+    def _lay_out_tokens(
+        self, batch: SchedulerOutput, table: RunningRequests, host: _Host, num_real: int
+    ) -> bool:
+        """Write ids, positions and rows of tokens; say whether the device has to add some ids."""
+        query_lens = batch.num_tokens
+        host.token_ids[num_real:], host.positions[num_real:] = 0, -1
+        host.req_of_token[num_real:] = len(host.rows) - 1
+        if num_real == len(query_lens):
+            rows, positions, num_on_host = batch.rows, batch.starts, batch.num_on_host
+            host.req_of_token[:num_real] = np.arange(num_real)
+        else:
+            reqs = np.repeat(np.arange(len(query_lens)), query_lens)
+            rows, num_on_host = batch.rows[reqs], batch.num_on_host[reqs]
+            positions = ragged(batch.starts, query_lens)
+            host.req_of_token[:num_real] = reqs
+        host.positions[:num_real] = positions
+        if batch.rows[0] < 0:
+            host.token_ids[:num_real] = 0
+            return False
+        on_device = positions >= num_on_host
+        if on_device.all():
+            host.token_ids[:num_real] = _FROM_DEVICE
+            return True
+        host.token_ids[:num_real] = table.read(rows, positions)
+        takes_from_device = bool(on_device.any())
+        if takes_from_device:
+            host.token_ids[:num_real][on_device] = _FROM_DEVICE
+        return takes_from_device
+
+    def _lay_out_choices(
+        self,
+        batch: SchedulerOutput,
+        table: RunningRequests,
+        slot: _Slot,
+        num_reqs: int,
+        num_tokens: int,
+        ends: Ints,
+    ) -> tuple[int, Sampling]:
+        """Write how tokens are chosen; return the end of what is written, and the parts."""
+        counts = batch.num_choices
+        if (counts == 1).all():
+            indices, rows, positions = ends - 1, batch.rows, batch.seq_lens
+        else:
+            indices = ragged(ends - counts, counts)
+            rows = np.repeat(batch.rows, counts)
+            positions = ragged(batch.seq_lens - counts + 1, counts)
+        _, start = _places(num_reqs, num_tokens)
+        temperatures = table.temperatures[rows]
+        is_greedy = not temperatures.any()
+        values = [indices, rows, positions]
+        if not is_greedy:
+            values += [table.seeds[rows], temperatures.view(np.int64)]
+        size = len(indices)
+        parts = []
+        for value in values:
+            slot.words[start : start + size] = value
+            parts.append(self._words[start : start + size])
+            start += size
+        nothing = parts[0][:0]
+        return start, Sampling(
+            indices=parts[0],
+            rows=parts[1],
+            positions=parts[2],
+            seeds=nothing if is_greedy else parts[3],
+            temperatures=nothing if is_greedy else parts[4].view(torch.float64),
+            is_greedy=is_greedy,
+        )
+
+    def _next_slot(self) -> _Slot:
+        slot = self._slots[self._turn]
+        self._turn = (self._turn + 1) % len(self._slots)
+        if slot.event is not None:
+            slot.event.synchronize()
+        return slot
+
+    def _send(self, slot: _Slot, end: int) -> None:
+        self._words[:end].copy_(slot.pinned[:end], non_blocking=True)
+        self.num_copies += 1
+        if slot.event is not None:
+            slot.event.record()
+
+    def _host_parts(self, slot: _Slot, num_reqs: int, num_tokens: int) -> _Host:
+        key = (num_reqs, num_tokens)
+        if key not in slot.parts:
+            if len(slot.parts) == _MAX_PLACES:
+                slot.parts.clear()
+            places, _ = _places(num_reqs, num_tokens)
+            parts = [place.of_host(slot.words) for place in places]
+            starts, lens = (torch.from_numpy(parts[index]) for index in (4, 5))
+            slot.parts[key] = _Host(*parts, starts, lens)  # type: ignore[arg-type]  # by place
+        return slot.parts[key]
+
+    def _device_parts(self, num_reqs: int, num_tokens: int) -> _Device:
+        key = (num_reqs, num_tokens)
+        if key not in self._parts:
+            if len(self._parts) == _MAX_PLACES:
+                self._parts.clear()
+            places, _ = _places(num_reqs, num_tokens)
+            self._parts[key] = _Device(*(place.of_device(self._words) for place in places))
+        return self._parts[key]
+
+
+def _places(num_reqs: int, num_tokens: int) -> tuple[list[_Place], int]:
+    """Return where each part of a batch lies, and where its choices begin."""
+    places, start = [], 0
+    for length, is_narrow in (
+        *[(num_tokens, False)] * 3,
+        (num_reqs, False),
+        (num_reqs + 1, True),
+        *[(num_reqs, True)] * 3,
+    ):
+        places.append(_Place(start, length, is_narrow))
+        num_words = (length + 1) // 2 if is_narrow else length
+        start += -(-num_words // _ALIGNED_WORDS) * _ALIGNED_WORDS
+    return places, start
+
+
+def dummy_batch(num_reqs: int, query_len: int) -> SchedulerOutput:
+    """Return a batch that decodes without rows: it reads and writes null blocks alone."""
+    ones = np.ones(num_reqs, np.int64)
+    no_flags: Flags = np.zeros(num_reqs, bool)
+    return SchedulerOutput(
+        rows=-ones,
+        lives=0 * ones,
+        requests=np.full(num_reqs, None, dtype=object),
+        starts=ones,
+        num_known=ones,
+        num_drafts=(query_len - 1) * ones,
+        num_choices=0 * ones,
+        is_prefilling=no_flags,
+        num_on_host=(1 + query_len) * ones,
+        num_preempted=0,
+    )
