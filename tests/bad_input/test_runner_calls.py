@@ -29,10 +29,10 @@ from bt_runner import (
     SamplingParams,
     random_weights,
 )
-from bt_runner.execution.graphs import GraphOptions
-from bt_runner.execution.observer import Recorder
+from bt_runner.cuda_graphs import GraphOptions
 from bt_runner.models.config import TensorNames
 from bt_runner.models.sharding import Alone
+from bt_runner.recorder import Recorder
 from bt_width import BlockTableError, ServingLimits
 
 ERRORS = (RunnerError, BlockTableError)

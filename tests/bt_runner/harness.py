@@ -9,12 +9,11 @@ from functools import cache
 
 import torch
 
+from bt_runner.cuda_graphs import GraphOptions, Work
 from bt_runner.demo.check import Verdict, check_request
 from bt_runner.dense import DenseModel
 from bt_runner.drafters import Drafter
 from bt_runner.engine import Engine
-from bt_runner.execution.graphs import GraphOptions, Work
-from bt_runner.execution.observer import Recorder
 from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.config import (
     MLA,
@@ -28,7 +27,8 @@ from bt_runner.models.config import (
 )
 from bt_runner.models.layers.rope import Rope
 from bt_runner.models.weights import Weights, random_weights
-from bt_runner.scheduling.request import SamplingParams
+from bt_runner.recorder import Recorder
+from bt_runner.requests import SamplingParams
 from bt_width import ServingLimits
 
 VOCAB = 61
@@ -111,6 +111,7 @@ def tiny_engine(
     drafter: Drafter | None = None,
     batch_sizes: Sequence[int] = (),
     sanitizes: bool = True,
+    max_steps_in_flight: int = 2,
 ) -> Engine:
     """An engine over ``tiny_hybrid``, its tables checked in every step."""
     return Engine(
@@ -122,6 +123,7 @@ def tiny_engine(
         drafter=drafter,
         graphs=GraphOptions(batch_sizes=tuple(batch_sizes), capture=recompute),
         sanitizes=sanitizes,
+        max_steps_in_flight=max_steps_in_flight,
     )
 
 

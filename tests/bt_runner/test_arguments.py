@@ -18,13 +18,13 @@ from tests.bt_runner.harness import (
 )
 
 from bt_runner.arguments import as_tokens, require_int
+from bt_runner.cuda_graphs import GraphOptions
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
-from bt_runner.execution.graphs import GraphOptions
-from bt_runner.execution.model_runner import ModelRunner, StepUnderWay
+from bt_runner.model_runner import InFlightStep, ModelRunner
 from bt_runner.models.cache.cache_groups import LARGEST_BLOCK, CacheOptions
-from bt_runner.scheduling.request import SamplingParams
-from bt_runner.scheduling.step_plan import Scheduled
+from bt_runner.requests import SamplingParams
+from bt_runner.scheduler import SchedulerOutput
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,11 @@ def test_drafts_beyond_those_asked_for_are_left_out(monkeypatch: pytest.MonkeyPa
     counts: set[int] = set()
     launch = ModelRunner.launch
 
-    def look(self: ModelRunner, step: int, scheduled: Sequence[Scheduled]) -> StepUnderWay:
-        counts.update(len(part.drafts) for part in scheduled)
-        return launch(self, step, scheduled)
+    def look(
+        self: ModelRunner, step: int, batch: SchedulerOutput, *rest: Any, **named: Any
+    ) -> InFlightStep:
+        counts.update(batch.num_drafts.tolist())
+        return launch(self, step, batch, *rest, **named)
 
     monkeypatch.setattr(ModelRunner, "launch", look)
     engine = _drafted([1, 2, 3, 4, 5])
@@ -156,6 +158,8 @@ def test_a_draft_that_is_no_token_is_refused_before_a_step() -> None:
         pytest.param("drafter", object(), "drafter has no propose", id="drafter"),
         pytest.param("ranks", 2, "ranks has no size", id="ranks"),
         pytest.param("sanitizes", 1, "sanitizes must be a bool", id="sanitizes"),
+        pytest.param("max_steps_in_flight", 0, "must be at least 1", id="no-step"),
+        pytest.param("max_steps_in_flight", 3, "must be at most 2", id="three-steps"),
     ],
 )
 def test_an_engine_says_which_argument_is_wrong(argument: str, value: Any, message: str) -> None:

@@ -20,9 +20,9 @@ from tests.bt_runner.harness import (
 
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError, RequestRefusedError
-from bt_runner.execution.model_runner import ModelRunner
-from bt_runner.execution.step_inputs import StepPreparation
-from bt_runner.scheduling.request import FinishReason, SamplingParams
+from bt_runner.kv_cache_manager import KVCacheManager
+from bt_runner.model_runner import InFlightStep, ModelRunner
+from bt_runner.requests import FinishReason, SamplingParams
 
 LENGTHS = (1, 17, 40, 5, 8, 33)
 
@@ -121,17 +121,22 @@ def test_drawn_tokens_do_not_depend_on_the_batch_or_on_preemption() -> None:
     assert decode(tiny_engine(), Traffic(prompts[:1], [reseeded]))[0] != alone[0]
 
 
-def test_generate_streams_tokens_as_they_come() -> None:
-    """Every step's tokens are there before the next step is computed."""
+@pytest.mark.parametrize(
+    ("max_steps_in_flight", "launched"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 3, 4, 5, 6])]
+)
+def test_generate_streams_tokens_as_they_come(
+    max_steps_in_flight: int, launched: list[int]
+) -> None:
+    """Every step's tokens are there before the next but one is launched."""
     traffic = greedy_traffic(8, (3, 12), max_new_tokens=6)
-    engine = tiny_engine()
+    engine = tiny_engine(max_steps_in_flight=max_steps_in_flight)
     texts: dict[str, list[int]] = {}
     steps = []
     for output in engine.generate(traffic.prompts, traffic.params[0]):
         texts.setdefault(output.request_id, []).extend(output.new_tokens)
         steps.append(engine.num_steps)
     assert list(texts.values()) == decode_all_densely(traffic)
-    assert sorted(set(steps)) == list(range(1, 7))
+    assert sorted(set(steps)) == launched
 
 
 def test_an_aborted_request_gives_its_blocks_back() -> None:
@@ -160,14 +165,14 @@ def test_a_name_in_use_is_refused() -> None:
 def test_g7_an_idle_engine_does_nothing() -> None:
     """No request, no step, no launch."""
     engine = tiny_engine()
-    assert engine.step() == []
+    assert list(engine.step()) == []
     assert engine.num_steps == 0
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(StepPreparation, "stage"), (ModelRunner, "launch"), (ModelRunner, "wait")],
+    [(KVCacheManager, "take_edits"), (ModelRunner, "launch"), (InFlightStep, "wait")],
     ids=["before", "within", "after"],
 )
 def test_a_step_that_breaks_off_leaves_the_engine_usable(
@@ -191,7 +196,7 @@ def test_a_step_that_breaks_off_leaves_the_engine_usable(
 
 
 def _raising(error: type[BaseException]) -> Callable[..., None]:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     return fail

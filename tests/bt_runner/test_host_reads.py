@@ -18,10 +18,9 @@ from tests.bt_runner.harness import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bt_runner.execution import model_runner
-from bt_runner.execution.sampling import Draws, choose_tokens
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.step import ModelStep
+from bt_runner.sampler import Sampler, Sampling
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount"}
 
@@ -57,7 +56,7 @@ def test_neither_a_layer_nor_a_choice_reads_the_device_while_all_decode(
     traffic = greedy_traffic(3, (9, 14, 3, 20), max_new_tokens=10)
     wanted = decode_all_densely(traffic)
     watched: list[int] = []
-    forward = PagedModel.forward
+    forward, choose = PagedModel.forward, Sampler.__call__
 
     def watch(self: PagedModel, step: ModelStep) -> list[torch.Tensor]:
         if any(group.common.is_prefilling.any() for group in step.groups.values()):
@@ -68,12 +67,12 @@ def test_neither_a_layer_nor_a_choice_reads_the_device_while_all_decode(
             self.logits(outputs[-1])
         return outputs
 
-    def watch_choice(logits: torch.Tensor, draws: Draws | None) -> torch.Tensor:
+    def watch_choice(self: Sampler, logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         with NoHostReads():
-            return choose_tokens(logits, draws)
+            return choose(self, logits, sampling)
 
     monkeypatch.setattr(PagedModel, "forward", watch)
-    monkeypatch.setattr(model_runner, "choose_tokens", watch_choice)
+    monkeypatch.setattr(Sampler, "__call__", watch_choice)
     engine = tiny_engine(
         tiny_limits(num_speculative_tokens=num_drafts),
         tiny_options(num_speculative_blocks=num_drafts),

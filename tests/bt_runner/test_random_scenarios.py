@@ -54,18 +54,24 @@ def _engine(draw: random.Random, traffic: Traffic, wanted: list[list[int]]) -> E
         drafter = SpoiledDrafter(
             traffic, wanted, acceptance, seed=draw.randrange(99), is_ragged=draw.random() < 0.5
         )
-    engine = tiny_engine(limits, options, drafter=drafter)
+    in_flight = draw.choice([1, 2])
+    engine = tiny_engine(limits, options, drafter=drafter, max_steps_in_flight=in_flight)
     if draw.random() < 0.5:
         return engine
     longest = max(map(len, traffic.prompts)) + traffic.params[0].max_new_tokens
-    in_flight = limits.max_num_batched_tokens
     num_blocks = [
         1
         + draw.randint(0, 3)
-        + min(layout.num_blocks(longest), layout.max_resident_blocks(in_flight))
+        + min(layout.num_blocks(longest), layout.max_resident_blocks(limits.max_num_batched_tokens))
         for layout in engine.layouts
     ]
-    return tiny_engine(limits, options, num_blocks=num_blocks, drafter=drafter)
+    return tiny_engine(
+        limits,
+        options,
+        num_blocks=num_blocks,
+        drafter=drafter,
+        max_steps_in_flight=in_flight,
+    )
 
 
 def _run(seed: int) -> None:

@@ -18,7 +18,7 @@ from tests.bt_runner.harness import (
 
 from bt_runner.drafters import NGramDrafter
 from bt_runner.engine import Engine
-from bt_runner.scheduling.request import SamplingParams
+from bt_runner.requests import SamplingParams
 
 LENGTHS = (9, 1, 30, 16)
 

@@ -12,7 +12,7 @@ from tests.support.hf_recording import record
 from torch import Tensor
 
 from bt_runner.engine import Engine
-from bt_runner.scheduling.request import Request
+from bt_runner.requests import Request
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ def cached(engine: Engine, request: Request, layer: int, name: str) -> Tensor:
         for tensor in group.tensors
         if (tensor.layer, tensor.name) == (layer, name)
     )
-    layout, block_ids = engine.layouts[group], request.block_ids[group]
-    cache = engine._runner.caches[layer, name]
+    assert request.row is not None
+    layout, block_ids = engine.layouts[group], engine._scheduler.kv.block_ids_of(request.row, group)
+    cache = engine._caches[layer, name]
     if layout.slot_mode == "none":
         return cache[block_ids[layout.state_column(request.num_computed)]]
     kernel_block_ids = layout.expand(block_ids)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from bt_runner.drafters import Drafter, NGramDrafter
 from bt_runner.engine import Engine
-from bt_runner.execution.observer import Recorder
 from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.weights import Weights
-from bt_runner.scheduling.request import Request, SamplingParams
+from bt_runner.recorder import Recorder
+from bt_runner.requests import Request, SamplingParams
 from bt_width import ServingLimits
 
 LIMITS = ServingLimits(max_model_len=256, max_num_reqs=4, max_num_batched_tokens=256)
@@ -29,12 +29,14 @@ class Way:
         options: How the caches are cut.
         num_blocks: Blocks of every pool; ample where it is None.
         late: How many steps each request arrives after the one before it.
+        max_steps_in_flight: Steps that may be under way at a time.
     """
 
     limits: ServingLimits = LIMITS
     options: CacheOptions = OPTIONS
     num_blocks: int | None = None
     late: int = 0
+    max_steps_in_flight: int = 2
 
     def engine(
         self, config: ModelConfig, weights: Weights, drafter: Drafter | None = None
@@ -49,6 +51,7 @@ class Way:
             options=self.options,
             num_blocks=self.num_blocks,
             drafter=drafter,
+            max_steps_in_flight=self.max_steps_in_flight,
         )
 
 

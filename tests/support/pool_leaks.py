@@ -1,4 +1,4 @@
-"""No runner test may lose a block: what a pool has given out, some request holds."""
+"""No runner test may lose a block: what a pool has given out, some row or prefix holds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.scheduling.scheduler import Scheduler
+from bt_runner.scheduler import Scheduler
 from bt_width import NULL_BLOCK
 
 
@@ -20,7 +19,7 @@ def loses_blocks() -> None:
 
 @pytest.fixture(autouse=True)
 def no_pool_leaks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Check the books of every scheduler that a test made, when the test ends."""
+    """Check the reference counts of every scheduler that a test made, when the test ends."""
     schedulers: list[Scheduler] = []
     make = Scheduler.__init__
 
@@ -32,18 +31,17 @@ def no_pool_leaks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     yield
     if "loses_blocks" not in request.fixturenames:
         for scheduler in schedulers:
-            require_true_books(scheduler)
+            require_true_counts(scheduler)
 
 
-def require_true_books(scheduler: Scheduler) -> None:
+def require_true_counts(scheduler: Scheduler) -> None:
     """Fail where a pool counts other holders than there are, or a block is nowhere."""
-    rows = scheduler._rows
-    for group, pool in enumerate(rows.pools):
+    for index, group in enumerate(scheduler.kv.groups):
         held: Counter[int] = Counter()
-        if isinstance(rows, SharedRows):
-            held.update(rows.prefixes.held_blocks(group))
-        for running in scheduler.running:
-            held.update(block for block in running.block_ids[group] if block != NULL_BLOCK)
-        counted = dict(enumerate(pool.reference_counts()))
+        for row in scheduler.running.tolist():
+            ids = scheduler.kv.block_ids_of(row, index)
+            held.update(block for block in ids if block != NULL_BLOCK)
+        counted = dict(enumerate(group.pool.references.tolist()))
         assert {block: count for block, count in counted.items() if count} == held
+        pool = group.pool
         assert pool.num_free + pool.num_used + pool.num_cooling == pool.capacity

@@ -166,7 +166,7 @@ def test_drafts_change_no_token(oracle: Oracle, family: str, way: Way, acceptanc
 def test_caches_equal_transformers(oracle: Oracle, family: str) -> None:
     """What blocks and states hold after a prompt in chunks is what transformers keeps."""
     config, weights = oracle.model(family, torch.float32)
-    engine = CHUNKED.engine(config, weights)
+    engine = replace(CHUNKED, max_steps_in_flight=1).engine(config, weights)
     token_ids = prompts()[0]
     request = engine.add_request(token_ids)
     while request.num_computed < len(token_ids):

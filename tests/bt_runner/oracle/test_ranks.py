@@ -14,7 +14,7 @@ from tests.support.thread_ranks import ThreadRank, run_ranks
 
 from bt_runner.engine import Engine
 from bt_runner.models.checkpoint import load_weights, read_config
-from bt_runner.scheduling.request import SamplingParams
+from bt_runner.requests import SamplingParams
 from bt_width import ContextParallel
 
 NUM_NEW = 8

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
+import numpy as np
 import pytest
 from tests.bt_runner.harness import decode_all_densely, greedy_traffic, tiny_engine
 from tests.bt_runner.surroundings.interruptions import interrupt_at, places_of
 
-from bt_runner import decode_loop
+from bt_runner import block_pool, engine, kv_cache_manager, requests, scheduler
 from bt_runner.engine import Engine
-from bt_runner.replay.sharing import granules, prefix
-from bt_runner.replay.sharing import rows as shared_rows
-from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.scheduling import block_pool, request, rows, scheduler
-from bt_runner.scheduling.request import FinishReason, Request, SamplingParams
-from bt_runner.scheduling.rows import RequestRows
-from bt_runner.scheduling.scheduler import Scheduler
+from bt_runner.kv_cache_manager import KVCacheManager
+from bt_runner.requests import FinishReason, Request, SamplingParams
+from bt_runner.scheduler import Scheduler
 from bt_width import AttentionSpec, BlockTableLayout, MambaSpec, ServingLimits
 
 # 3.12 reports an instruction only where a frame asked before the trace was set, and those of a
@@ -33,143 +28,149 @@ ATTENTION = BlockTableLayout.plan(AttentionSpec(block_size=4, token_alignment=No
 STATES = BlockTableLayout.plan(MambaSpec(block_size=4, mode="align"), LIMITS)
 
 
+MODULES: list[ModuleType] = [scheduler, kv_cache_manager, requests, block_pool]
+NUM_NEW = 9
+
+
 def _serve(loop: Scheduler, num_steps: int = 200) -> None:
-    """Serve requests without a model, for some steps or until none is left."""
-    rows_ = loop._rows
+    """Serve requests without a model, two steps in flight, until none is left."""
+    in_flight = []
     for step in range(1, num_steps + 1):
-        plan = loop.schedule(step - 1)
-        for part in plan.scheduled:
-            loop.launch(part, step)
-        for part in plan.scheduled:
-            if isinstance(rows_, SharedRows):
-                rows_.offer(part.request, part.start + part.num_known)
-            if part.num_choices:
-                part.request.accept([9])
-            if part.request.finish_reason is not None:
-                loop.finish(part.request, step)
-        rows_.complete(step)
+        batch = loop.schedule(step - 1)
+        loop.kv.take_edits()
+        loop.launched(batch, step)
+        in_flight.append((step, batch))
+        if len(in_flight) == 2:
+            ended, batch = in_flight.pop(0)
+            chosen = np.full(int(batch.num_choices.sum()), 9, np.int32)
+            loop.update(batch, loop.verify(batch, chosen), step)
+            loop.kv.complete(ended)
         if not loop.requests:
             return
 
 
-def _requests() -> list[Request]:
-    params = SamplingParams(max_new_tokens=9)
-    return [
-        Request(request_id=name, prompt_len=length, params=params, tokens=[0] * length)
+def _started() -> tuple[Scheduler, list[Request]]:
+    """Four requests for three rows, and blocks for two of them at a time."""
+    loop = Scheduler(LIMITS, KVCacheManager([ATTENTION, STATES], [10, 20]))
+    params = SamplingParams(max_new_tokens=NUM_NEW)
+    waiting = [
+        Request(name, np.zeros(length, np.int32), params)
         for name, length in (("a", 9), ("b", 3), ("c", 10), ("d", 1))
     ]
-
-
-def _private() -> tuple[Scheduler, list[Request]]:
-    """Four requests for three rows, and blocks for two of them at a time."""
-    loop = Scheduler(LIMITS, RequestRows([ATTENTION, STATES], [10, 20]))
-    requests = _requests()
-    for each in requests:
+    for each in waiting:
         loop.add(each)
-    return loop, requests
+    return loop, waiting
 
 
-def _shared() -> tuple[Scheduler, list[Request]]:
-    """The same with equal beginnings, which are kept for the next request."""
-    limits = ServingLimits(max_model_len=1536, max_num_reqs=3, max_num_batched_tokens=700)
-    layout = BlockTableLayout.plan(AttentionSpec(block_size=256), limits)
-    rows_ = SharedRows([layout, layout], [8, 9])
-    loop = Scheduler(limits, rows_)
-    params = SamplingParams(max_new_tokens=9)
-    requests = [
-        Request(request_id=name, prompt_len=length, params=params, tokens=[0] * length)
-        for name, length in (("a", 600), ("b", 1030), ("c", 1100), ("d", 520))
-    ]
-    hash_ids = {"a": [1], "b": [1, 2], "c": [3, 4], "d": [1]}
-    for each in requests:
-        loop.add(each)
-        rows_.name_prefix(each, hash_ids[each.request_id])
-    return loop, requests
+def _require_whole(loop: Scheduler, waiting: list[Request]) -> None:
+    """Every block is back, and every request gets as many tokens as it wants."""
+    loop.kv.complete(200)
+    for pool in loop.kv.pools:
+        assert (pool.num_used, pool.num_free) == (0, pool.capacity)
+    assert [each.row for each in waiting] == [None] * len(waiting)
+    _serve(loop)
+    assert not loop.requests
+    assert [len(each.output) for each in waiting] == [NUM_NEW] * len(waiting)
+    assert [each.finish_reason for each in waiting] == [FinishReason.LENGTH] * len(waiting)
 
 
-CASES: list[Any] = [
-    pytest.param(_private, [scheduler, rows, block_pool, request], id="private-blocks"),
-    pytest.param(_shared, [shared_rows, prefix, granules, block_pool], id="shared-blocks"),
-]
+@pytest.mark.parametrize(
+    "stride", [17, pytest.param(1, marks=pytest.mark.long)], ids=["some-places", "every-place"]
+)
+def test_starting_over_mends_what_was_cut_anywhere(stride: int) -> None:
+    """In schedule and update, in the blocks' arrays and in the tokens'."""
+    loop, waiting = _started()
+    places = places_of(MODULES, lambda: _serve(loop))
+    assert sum(each.num_preemptions for each in waiting) > 0
+    assert len(places) > 1000
+
+    for place in places[::stride]:
+        loop, waiting = _started()
+        assert interrupt_at(place, MODULES, lambda: _serve(loop))  # noqa: B023  # called at once
+        loop.start_over(200)
+        _require_whole(loop, waiting)
 
 
 @pytest.mark.parametrize(
     "stride", [7, pytest.param(1, marks=pytest.mark.long)], ids=["some-places", "every-place"]
 )
-@pytest.mark.parametrize(("start", "modules"), CASES)
-def test_starting_over_mends_what_was_cut_anywhere(
-    start: Callable[[], tuple[Scheduler, list[Request]]], modules: list[ModuleType], stride: int
-) -> None:
-    """Every block is back or kept for later, and every request gets as many tokens as it wants."""
-    loop, requests = start()
-    places = places_of(modules, lambda: _serve(loop))
-    assert sum(each.num_preemptions for each in requests) > 0
-    assert len(places) > 500
+def test_starting_over_can_itself_be_cut_anywhere(stride: int) -> None:
+    """It begins again, from the same tokens."""
+
+    def cut_in_a_step() -> tuple[Scheduler, list[Request]]:
+        loop, waiting = _started()
+        _serve(loop, 6)
+        return loop, waiting
+
+    loop, _ = cut_in_a_step()
+    places = places_of(MODULES, lambda: loop.start_over(200))
+    assert len(places) > 200
 
     for place in places[::stride]:
-        loop, requests = start()
-        assert interrupt_at(place, modules, lambda: _serve(loop))  # noqa: B023  # called at once
+        loop, waiting = cut_in_a_step()
+        outputs = [each.output for each in waiting]
+        start_over = loop.start_over
+        assert interrupt_at(place, MODULES, lambda: start_over(200))  # noqa: B023  # at once
         loop.start_over(200)
-        loop._rows.complete(200)
-        for group, pool in enumerate(loop._rows.pools):
-            assert pool.num_used == len(set(loop._rows.shared_blocks(group))), place
-            assert pool.num_free == pool.capacity - pool.num_used, place
-        assert [each.row for each in requests] == [None] * len(requests)
-        _serve(loop)
-        assert not loop.requests, place
-        assert [len(each.output) for each in requests] == [9] * len(requests), place
-        assert [each.finish_reason for each in requests] == [FinishReason.LENGTH] * 4, place
+        assert [each.output for each in waiting] == outputs
+        _require_whole(loop, waiting)
 
 
 def _engine() -> tuple[Engine, list[Request]]:
     traffic = greedy_traffic(1, (9, 4), max_new_tokens=3)
-    engine = tiny_engine()
+    made = tiny_engine()
     pairs = zip(traffic.prompts, traffic.params, strict=True)
-    return engine, [engine.add_request(prompt, params) for prompt, params in pairs]
+    return made, [made.add_request(prompt, params) for prompt, params in pairs]
 
 
-def _finish(engine: Engine) -> None:
-    while engine.has_work:
-        engine.step()
+def _finish(made: Engine) -> None:
+    while made.has_work:
+        made.step()
 
 
-def test_an_engine_goes_on_after_an_interruption_anywhere_in_its_loop() -> None:
+@pytest.mark.parametrize("method", ["_launch_next", "_finish_oldest", "step", "_start_over"])
+def test_an_engine_goes_on_after_an_interruption_anywhere_in_its_loop(method: str) -> None:
     """The tokens are those that it would have written anyway."""
     wanted = decode_all_densely(greedy_traffic(1, (9, 4), max_new_tokens=3))
-    modules: list[ModuleType] = [decode_loop]
-    engine, _ = _engine()
-    places = places_of(modules, lambda: _finish(engine))
+    modules: list[ModuleType] = [engine]
 
-    # the clock stands around the step, and what it leaves undone is a time
-    inside = [place for place in places if place[0].co_name in ("_run", "_account", "_stage_next")]
-    assert len(inside) > 100
+    def work(made: Engine) -> None:
+        if method == "_start_over":
+            made.step()
+            made._start_over()
+        _finish(made)
+
+    made, _ = _engine()
+    places = places_of(modules, lambda: work(made))
+    inside = [place for place in places if place[0].co_name == method]
+    assert len(inside) > 20
     for place in inside[::5]:
-        engine, requests = _engine()
-        assert interrupt_at(place, modules, lambda: _finish(engine))  # noqa: B023  # at once
-        assert [pool.num_free for pool in engine.pools] == [pool.capacity for pool in engine.pools]
-        _finish(engine)
-        assert [each.output for each in requests] == wanted, place
+        made, waiting = _engine()
+        assert interrupt_at(place, modules, lambda: work(made))  # noqa: B023  # at once
+        _finish(made)
+        assert [pool.num_free for pool in made.pools] == [pool.capacity for pool in made.pools]
+        assert [each.output for each in waiting] == wanted, place
 
 
 @pytest.mark.parametrize("num_steps", [0, 1], ids=["waiting", "running"])
 def test_an_abort_that_is_interrupted_has_ended_its_request(num_steps: int) -> None:
     """Its blocks come back, and the other request is served."""
     wanted = decode_all_densely(greedy_traffic(1, (9, 4), max_new_tokens=3))
-    modules = [scheduler, rows, block_pool]
 
     def started() -> tuple[Engine, list[Request]]:
-        engine, requests = _engine()
+        made, waiting = _engine()
         for _ in range(num_steps):
-            engine.step()
-        return engine, requests
+            made.step()
+        return made, waiting
 
-    engine, _ = started()
-    places = places_of(modules, lambda: engine.abort("request-0"))
+    made, _ = started()
+    places = places_of(MODULES, lambda: made.abort("request-0"))
     for place in places[::10]:
-        engine, requests = started()
-        abort = engine.abort
-        assert interrupt_at(place, modules, lambda: abort("request-0"))  # noqa: B023  # at once
-        assert requests[0].finish_reason is FinishReason.ABORTED
-        _finish(engine)
-        assert requests[1].output == wanted[1]
-        assert [pool.num_free for pool in engine.pools] == [pool.capacity for pool in engine.pools]
+        made, waiting = started()
+        abort = made.abort
+        assert interrupt_at(place, MODULES, lambda: abort("request-0"))  # noqa: B023  # at once
+        if waiting[0].finish_reason is None:
+            made.abort("request-0")  # it was cut before anything had changed
+        _finish(made)
+        assert waiting[1].output == wanted[1]
+        assert [pool.num_free for pool in made.pools] == [pool.capacity for pool in made.pools]

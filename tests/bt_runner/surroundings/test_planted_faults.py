@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.bt_runner.harness import (
     SpoiledDrafter,
@@ -20,7 +21,7 @@ from tests.support.planted.engine_loop import planting
 from tests.support.planted.loop import Loop, Planted
 
 from bt_runner.engine import Engine
-from bt_runner.execution.observer import Recorder
+from bt_runner.recorder import Recorder
 from bt_tables import StagedBlockTables
 from bt_tables.sanitizer import BlockTableFaultError, FaultKind
 
@@ -105,13 +106,21 @@ def _dropped_append(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 def _handed_out_twice(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """The allocator's free list holds a block that is in use."""
     pool = engine.pools[0]
-    pool._free.appendleft(next(iter(pool._references)))
+    used = pool.references.nonzero()[0][:1].astype(np.int32)
+    references = pool.references.copy()
+    pool.release(used, last_step=engine.num_steps)
+    pool.complete(engine.num_steps)
+    # the next to be given: the others are taken away
+    pool._references[:] = references
+    given = pool.allocate(pool.num_free - 1)
+    pool._references[given] = 0
 
 
 def _freed_too_early(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """A block went back to the pool while a step still uses it."""
     pool = engine.pools[1]
-    pool.release([next(iter(pool._references))], last_step=engine.num_steps)
+    used = pool.references.nonzero()[0][:1].astype(np.int32)
+    pool.release(used, last_step=engine.num_steps)
 
 
 CAUSES = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.bt_runner.harness import greedy_traffic, tiny_engine
-from tests.support.pool_leaks import require_true_books
+from tests.support.pool_leaks import require_true_counts
 
 from bt_runner.engine import Engine
 
@@ -19,23 +19,24 @@ def _engine() -> Engine:
 
 
 def test_requests_under_way_are_no_leak() -> None:
-    require_true_books(_engine()._scheduler)
+    require_true_counts(_engine()._scheduler)
 
 
 @pytest.mark.usefixtures("loses_blocks")
 def test_a_block_that_no_request_holds_is_a_leak() -> None:
     engine = _engine()
-    engine._scheduler.running[0].block_ids[1].pop()
+    engine._scheduler.kv.groups[1].held[engine._scheduler.running[0]] -= 1
 
     with pytest.raises(AssertionError):
-        require_true_books(engine._scheduler)
+        require_true_counts(engine._scheduler)
 
 
 @pytest.mark.usefixtures("loses_blocks")
 def test_a_block_that_two_requests_hold_and_one_took_is_found() -> None:
     engine = _engine()
     first, second = engine._scheduler.running
-    second.block_ids[0].append(first.block_ids[0][0])
+    block_ids = engine._scheduler.kv.groups[0].block_ids
+    block_ids[second, 0] = block_ids[first, 0]
 
     with pytest.raises(AssertionError):
-        require_true_books(engine._scheduler)
+        require_true_counts(engine._scheduler)

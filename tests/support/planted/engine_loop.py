@@ -13,8 +13,8 @@ from tests.support.planted.loop import Loop, Planted
 from tests.support.small_engine import SmallRequest, SmallStep
 
 from bt_runner.engine import Engine
-from bt_runner.execution.guard import TableGuard
-from bt_runner.scheduling.step_plan import Scheduled
+from bt_runner.model_runner import TableGuard
+from bt_runner.scheduler import SchedulerOutput
 from bt_tables import BlockTableSanitizer
 from bt_tables.sanitizer import SanitizerReport
 from bt_width import ServingLimits
@@ -88,16 +88,16 @@ def planting(engine: Engine, plant: Callable[[Loop], Planted]) -> Iterator[list[
     loop = EngineLoop(engine)
     planted: list[Planted] = []
     guard_check, check = TableGuard.check, BlockTableSanitizer.check
-    batch: list[Scheduled] = []
+    batch: list[SchedulerOutput] = []
 
-    def note_batch(self: TableGuard, scheduled: list[Scheduled], *rest: Any) -> None:
-        batch[:] = scheduled
+    def note_batch(self: TableGuard, scheduled: SchedulerOutput, *rest: Any) -> None:
+        batch[:] = [scheduled]
         guard_check(self, scheduled, *rest)
 
     def spoilt(self: BlockTableSanitizer, *tensors: Any, **counts: Any) -> SanitizerReport:
         if planted:
             return check(self, *tensors, **counts)
-        loop.enter(_small_step(batch, *tensors, **counts))
+        loop.enter(_small_step(engine, batch[0], *tensors, **counts))
         try:
             loop.require_a_step_before()
             planted.append(plant(loop))
@@ -114,7 +114,8 @@ def planting(engine: Engine, plant: Callable[[Loop], Planted]) -> Iterator[list[
 
 
 def _small_step(
-    scheduled: list[Scheduled],
+    engine: Engine,
+    batch: SchedulerOutput,
     block_tables: tuple[torch.Tensor, ...],
     slot_mappings: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -124,9 +125,12 @@ def _small_step(
     ref_counts: list[torch.Tensor],
     ref_blocks: list[torch.Tensor] | None = None,
 ) -> SmallStep:
+    kv, groups = engine._scheduler.kv, range(len(engine.layouts))
     requests = [
-        SmallRequest(part.row, part.request.max_len, part.request.block_ids, part.start)
-        for part in scheduled
+        SmallRequest(row, request.max_len, [kv.block_ids_of(row, group) for group in groups], start)
+        for row, request, start in zip(
+            batch.rows.tolist(), batch.requests, batch.starts.tolist(), strict=True
+        )
     ]
     return SmallStep(
         block_tables=block_tables,

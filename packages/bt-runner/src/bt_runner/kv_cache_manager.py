@@ -118,7 +118,6 @@ class GroupBlocks:
         moved = columns < np.minimum(written, held)[:, None]
         owners, offsets = moved.nonzero()
         moved[owners, offsets] = self.block_ids[rows[owners], columns[owners, offsets]] > 0
-        )
         moved &= moved.cumsum(axis=1) <= missing[:, None]
         num_fresh = missing - moved.sum(axis=1)
         return _Growth(places, num_null, moved, read + 1, num_fresh)

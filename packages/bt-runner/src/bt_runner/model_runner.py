@@ -232,7 +232,7 @@ class ModelRunner:
         """
         edits.stage(self._tables)
         size = fitting_size(batch, self._graphs)
-        inputs, metadata, model_step = self._prepare(batch, table, size)
+        inputs, metadata, model_step = self._prepare(batch, table, size, self._checks)
         compute = self._graphs[size] if size else partial(self._model.forward, model_step)
         layer_outputs = compute()
         logits = self._model.logits(layer_outputs[-1][inputs.sampling.indices])
@@ -279,7 +279,11 @@ class ModelRunner:
         return True
 
     def _prepare(
-        self, batch: SchedulerOutput, table: RunningRequests, size: GraphSize | None
+        self,
+        batch: SchedulerOutput,
+        table: RunningRequests,
+        size: GraphSize | None,
+        checks: Sequence[TableCheck],
     ) -> _Prepared:
         """Send the inputs, update the tables and build all metadata, padded to ``size``."""
         inputs = self.inputs.pack(
@@ -290,7 +294,7 @@ class ModelRunner:
         )
         self._add_device_numbers(inputs)
         tables = self._tables.step(inputs.for_tables())
-        for check in self._checks:
+        for check in checks:
             check.check(batch, inputs, tables)
         # what is captured must do for requests of any length
         longest = self._limits.max_model_len if size else inputs.max_seq_len
@@ -354,5 +358,5 @@ class ModelRunner:
     @torch.inference_mode()
     def _capture(self, size: GraphSize, capture: Capture) -> Work:
         nobody = RunningRequests(1)
-        prepared = self._prepare(dummy_batch(*size), nobody, size)
+        prepared = self._prepare(dummy_batch(*size), nobody, size, ())
         return capture(partial(self._model.forward, prepared.step))

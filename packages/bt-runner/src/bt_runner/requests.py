@@ -115,12 +115,14 @@ class Request:
     @property
     def tokens(self) -> list[int]:
         """The prompt and all tokens chosen since."""
-        return self.token_array.tolist()
+        tokens: list[int] = self.token_array.tolist()
+        return tokens
 
     @property
     def output(self) -> list[int]:
         """The tokens chosen so far."""
-        return self.token_array[self.prompt_len :].tolist()
+        tokens: list[int] = self.token_array[self.prompt_len :].tolist()
+        return tokens
 
     @property
     def num_computed(self) -> int:
@@ -194,6 +196,12 @@ class RunningRequests:
         self.temperatures = np.zeros(max_num_reqs, np.float64)
         self.seeds = self._zeros()
         self._stop_tokens: Tokens = np.full((max_num_reqs, 0), _NO_TOKEN, np.int32)
+        # a row's chunks in order, those of all rows one after the other, and those nobody has
+        self._chunk_of: Tokens
+        self._num_chunks: Ints
+        self._chunks: Tokens
+        self._free_chunks: Tokens
+        self._num_free: int
         self._start_chunks()
 
     def enter(self, row: int, request: Request, num_computed: int) -> None:
@@ -238,12 +246,14 @@ class RunningRequests:
         """Return a row's known tokens."""
         num_tokens = int(self.num_tokens[row])
         chunks = self._chunk_of[row, : (num_tokens + _CHUNK - 1) >> _CHUNK_BITS]
-        return self._chunks[chunks].reshape(-1)[:num_tokens]
+        tokens: Tokens = self._chunks[chunks].reshape(-1)[:num_tokens]
+        return tokens
 
     def read(self, rows: Ints, positions: Ints) -> Tokens:
         """Return the token at each position of a row; known tokens, then drafts."""
         chunks = self._chunk_of[rows, positions >> _CHUNK_BITS]
-        return self._chunks[chunks, positions & (_CHUNK - 1)]
+        tokens: Tokens = self._chunks[chunks, positions & (_CHUNK - 1)]
+        return tokens
 
     def append(self, rows: Ints, tokens: Tokens, counts: Ints) -> None:
         """Make the first ``counts`` of ``tokens`` [N, K] the rows' own."""
@@ -263,7 +273,8 @@ class RunningRequests:
         if not self._stop_tokens.shape[1]:
             return np.full(len(rows), num_columns)
         stops = (tokens[:, :, None] == self._stop_tokens[rows][:, None, :]).any(axis=2)
-        return np.where(stops.any(axis=1), stops.argmax(axis=1), num_columns)
+        places: Ints = np.where(stops.any(axis=1), stops.argmax(axis=1), num_columns)
+        return places
 
     def _write(self, rows: Ints, tokens: Tokens, counts: Ints) -> Ints:
         """Write tokens behind the known ones, where nothing sees them yet; return the new ends."""
@@ -289,9 +300,10 @@ class RunningRequests:
         missing = np.maximum(missing, 0)
         total, widest = int(missing.sum()), int(needed.max())
         if widest > self._chunk_of.shape[1]:
-            wider = np.zeros((self._max_num_reqs, max(widest, 2 * self._chunk_of.shape[1])))
+            width = max(widest, 2 * self._chunk_of.shape[1])
+            wider = np.zeros((self._max_num_reqs, width), np.int32)
             wider[:, : self._chunk_of.shape[1]] = self._chunk_of
-            self._chunk_of = wider.astype(np.int32)
+            self._chunk_of = wider
         if total > self._num_free:
             self._add_chunks(total)
         owners = np.repeat(rows, missing)
@@ -301,10 +313,10 @@ class RunningRequests:
         self._num_chunks[rows] += missing
 
     def _start_chunks(self) -> None:
-        self._chunks: Tokens = np.zeros((0, _CHUNK), np.int32)
-        self._chunk_of: Tokens = np.zeros((self._max_num_reqs, 1), np.int32)
+        self._chunks = np.zeros((0, _CHUNK), np.int32)
+        self._chunk_of = np.zeros((self._max_num_reqs, 1), np.int32)
         self._num_chunks = self._zeros()
-        self._free_chunks: Tokens = np.zeros(0, np.int32)
+        self._free_chunks = np.zeros(0, np.int32)
         self._num_free = 0
 
     def _add_chunks(self, at_least: int) -> None:
@@ -335,4 +347,5 @@ def ragged(starts: Ints, counts: Ints) -> Ints:
     """Return ``starts[i], starts[i] + 1, ...``, ``counts[i]`` of each, one after the other."""
     ends = counts.cumsum()
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(starts - ends + counts, counts)
+    numbers: Ints = np.arange(total) + np.repeat(starts - ends + counts, counts)
+    return numbers

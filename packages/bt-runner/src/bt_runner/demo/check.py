@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bt_runner.dense import DenseModel, DenseOutput
-from bt_runner.execution.observer import Observation
-from bt_runner.scheduling.request import Request
+from bt_runner.recorder import Observation
+from bt_runner.requests import Request
 
 # gaps of two scores, as a share of the largest score, that rounding may close
 _NEAR_TIES = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}

@@ -9,6 +9,7 @@ from contextlib import nullcontext, redirect_stdout
 
 import torch
 
+from bt_runner.cuda_graphs import GraphOptions
 from bt_runner.demo.check import Verdict, check_request, near_tie_bound
 from bt_runner.demo.prompts import Prompt, installed_prompts, read_prompts
 from bt_runner.demo.report import groups_table, print_check, print_summary, requests_table
@@ -16,13 +17,12 @@ from bt_runner.dense import DenseModel
 from bt_runner.devices import find_device
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
-from bt_runner.execution.graphs import GraphOptions
-from bt_runner.execution.observer import Recorder
 from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import random_weights
 from bt_runner.processes import joined_ranks, told_once
-from bt_runner.scheduling.request import Request, SamplingParams
+from bt_runner.recorder import Recorder
+from bt_runner.requests import Request, SamplingParams
 from bt_runner.terminal.progress import progress_bar
 from bt_runner.terminal.threads import one_thread
 from bt_width import ContextParallel, ServingLimits

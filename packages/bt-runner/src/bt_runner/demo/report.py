@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bt_runner.demo.check import Verdict
 from bt_runner.engine import Engine
-from bt_runner.scheduling.request import Request
+from bt_runner.requests import Request
 from bt_width.terminal import format_table
 
 

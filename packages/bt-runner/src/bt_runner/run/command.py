@@ -24,8 +24,8 @@ from bt_runner.models.checkpoint import (
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.sharding import Ranks
 from bt_runner.processes import joined_ranks, told_once
+from bt_runner.requests import SamplingParams
 from bt_runner.run.printer import InOrder
-from bt_runner.scheduling.request import SamplingParams
 from bt_runner.terminal.prompts import read_prompt_lines
 from bt_width import ContextParallel, ServingLimits
 

@@ -10,9 +10,9 @@ import torch
 from tests.bt_runner.harness import Traffic, greedy_traffic, tiny_engine
 
 from bt_runner.__main__ import main
+from bt_runner.block_pool import BlockPool
 from bt_runner.engine import Engine
 from bt_runner.models.paged_model import PagedModel
-from bt_runner.scheduling.block_pool import BlockPool
 from bt_tables import StagedBlockTables, StepBatch, StepTables
 from bt_tables.sanitizer import BlockTableFaultError, FaultKind
 
@@ -139,5 +139,5 @@ def test_the_books_of_a_pool_are_counted_block_by_block() -> None:
     """The null block is never held."""
     pool = BlockPool(5)
     first, _ = pool.allocate(2)
-    pool.retain([first])
-    assert pool.reference_counts() == [0, 2, 1, 0, 0]
+    pool.acquire([first])
+    assert pool.references.tolist() == [0, 2, 1, 0, 0]
