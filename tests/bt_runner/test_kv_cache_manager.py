@@ -9,7 +9,7 @@ import pytest
 from tests.support.plain_rows import PlainRow
 
 from bt_runner.errors import BadInputError, RequestRefusedError
-from bt_runner.kv_cache_manager import GroupBlocks, KVCacheManager
+from bt_runner.kv_cache_manager import GroupBlocks, KVCacheManager, TableEdits
 from bt_runner.requests import Request, SamplingParams
 from bt_width import (
     AttentionSpec,
@@ -149,7 +149,7 @@ def test_many_rows_at_once_hold_what_each_would_alone(seed: int) -> None:
     kv = _manager(*specs, num_blocks=400, num_drafts=num_drafts)
     layouts = [group.layout for group in kv.groups]
     plain = {row: [PlainRow(layout) for layout in layouts] for row in range(4)}
-    told = {row: [[] for _ in layouts] for row in range(4)}
+    told: dict[int, list[list[int]]] = {row: [[] for _ in layouts] for row in range(4)}
     computed = dict.fromkeys(range(4), 0)
     for _ in range(60):
         rows = np.array(draw.sample(range(4), draw.randint(1, 4)))
@@ -182,9 +182,9 @@ def test_many_rows_at_once_hold_what_each_would_alone(seed: int) -> None:
         assert len(held) == len(set(held)) == pool.num_used
 
 
-def _tell(told: dict[int, list[list[int]]], edits: object) -> None:
+def _tell(told: dict[int, list[list[int]]], edits: TableEdits) -> None:
     """Carry out edits as tables do."""
-    null_prefixes, cleared, rows, counts, block_ids = edits  # type: ignore[misc]  # a named tuple
+    null_prefixes, cleared, rows, counts, block_ids = edits
     for row, group, num_blocks in null_prefixes:
         told[row][group][:num_blocks] = [0] * num_blocks
     for row in cleared:

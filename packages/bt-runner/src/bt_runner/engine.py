@@ -36,6 +36,7 @@ from bt_runner.model_runner import InFlightStep, ModelRunner, TableGuard
 from bt_runner.models.cache.cache_groups import CacheGroup, CacheOptions, cache_groups
 from bt_runner.models.cache.caches import Caches
 from bt_runner.models.config import ModelConfig
+from bt_runner.models.layers.pieces import WORKSPACE_BYTES
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.sharding import Alone, Ranks, Sharding, require_one_plan
 from bt_runner.models.weights import Weights, require_weights
@@ -265,8 +266,9 @@ class _Model(PagedModel):
         caches: Caches,
         groups: Sequence[CacheGroup],
         sharding: Sharding,
+        workspace_bytes: int,
     ) -> None:
-        super().__init__(config, weights, caches, sharding)
+        super().__init__(config, weights, caches, sharding, workspace_bytes)
         self._caches = caches
         self._groups = groups
 
@@ -300,6 +302,7 @@ class Engine(EngineLoop):
         graphs: GraphOptions | None = None,
         sanitizes: bool = False,
         max_steps_in_flight: int = _MAX_STEPS_IN_FLIGHT,
+        workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         """Plan the cache groups and allocate all there is.
 
@@ -317,6 +320,8 @@ class Engine(EngineLoop):
             sanitizes: Whether every step's tables are checked before a layer reads them.
             max_steps_in_flight: 1 is the plain loop, which reads a step's tokens before it
                 launches the next; with a drafter it is 1 whatever is asked.
+            workspace_bytes: What the temporary tensors of a layer may take; work that needs
+                more is done in pieces.
 
         Raises:
             BadInputError: One of them is not what it should be, or does not fit the others.
@@ -333,6 +338,7 @@ class Engine(EngineLoop):
         require_int(
             "max_steps_in_flight", max_steps_in_flight, minimum=1, maximum=_MAX_STEPS_IN_FLIGHT
         )
+        require_int("workspace_bytes", workspace_bytes, minimum=1)
         require_attributes("ranks", ranks, "size", "rank", "gather", "gather_texts")
         batch_drafter: BatchDrafter | None = None
         if drafter is not None:
@@ -352,7 +358,7 @@ class Engine(EngineLoop):
         sharding = Sharding(ranks, limits.context_parallel.interleave)
         runner = ModelRunner(
             setup,
-            _Model(config, weights, self._caches, self.groups, sharding),
+            _Model(config, weights, self._caches, self.groups, sharding, workspace_bytes),
             Sampler(),
             num_blocks=sizes,
             limits=limits,

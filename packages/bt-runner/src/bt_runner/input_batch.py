@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bt_builders import AttentionBatch
 from bt_runner.requests import Flags, Ints, RunningRequests, ragged
 from bt_runner.sampler import Sampling
 from bt_runner.scheduler import SchedulerOutput
@@ -89,7 +90,7 @@ class _Slot:
         self.pinned = torch.zeros(num_words, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.words: NDArray[np.int64] = self.pinned.numpy()
         self.parts: dict[tuple[int, int], _Host] = {}
-        self.event = torch.cuda.Event() if device.type == "cuda" else None
+        self.event = _event() if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,27 @@ class InputBatch:
             positions=self.positions,
             num_reqs_padded=self.num_reqs,
             num_tokens_padded=self.num_tokens,
+        )
+
+    def for_builders(self, max_seq_len: int | None = None) -> AttentionBatch:
+        """Return what the builders of all groups are given.
+
+        Args:
+            max_seq_len: An upper bound to plan with instead of the batch's longest request.
+        """
+        return AttentionBatch(
+            num_reqs=self.num_reqs,
+            num_tokens=self.num_tokens,
+            max_query_len=self.max_query_len,
+            max_seq_len=max_seq_len or self.max_seq_len,
+            query_start_loc=self.query_start_loc,
+            query_start_loc_host=self.query_start_loc_host,
+            seq_lens=self.seq_lens,
+            seq_lens_upper_bound_host=self.seq_lens_host,
+            num_computed_tokens=self.num_computed_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            is_prefilling=self.is_prefilling,
+            positions=self.positions,
         )
 
 
@@ -303,7 +325,7 @@ class InputBuffers:
             places, _ = _places(num_reqs, num_tokens)
             parts = [place.of_host(slot.words) for place in places]
             starts, lens = (torch.from_numpy(parts[index]) for index in (4, 5))
-            slot.parts[key] = _Host(*parts, starts, lens)  # type: ignore[arg-type]  # by place
+            slot.parts[key] = _Host._make([*parts, starts, lens])
         return slot.parts[key]
 
     def _device_parts(self, num_reqs: int, num_tokens: int) -> _Device:
@@ -314,6 +336,10 @@ class InputBuffers:
             places, _ = _places(num_reqs, num_tokens)
             self._parts[key] = _Device(*(place.of_device(self._words) for place in places))
         return self._parts[key]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _places(num_reqs: int, num_tokens: int) -> tuple[list[_Place], int]:

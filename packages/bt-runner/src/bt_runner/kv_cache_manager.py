@@ -231,7 +231,10 @@ class KVCacheManager:
         self.groups = tuple(
             GroupBlocks(layout, count) for layout, count in zip(layouts, num_blocks, strict=True)
         )
-        self._forget_edits()
+        self._null_prefixes: list[tuple[int, int, int]] = []
+        self._cleared: list[int] = []
+        self._rewritten: set[int] = set()
+        self._grown: list[tuple[int, Ints, Ints, Tokens]] = []
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
@@ -337,7 +340,8 @@ class KVCacheManager:
     def block_ids_of(self, row: int, group: int) -> list[int]:
         """Return what a row holds in a group, null columns included."""
         of_group = self.groups[group]
-        return of_group.block_ids[row, : of_group.held[row]].tolist()
+        ids: list[int] = of_group.block_ids[row, : of_group.held[row]].tolist()
+        return ids
 
     def _new_blocks(self) -> tuple[Tokens, Tokens, Tokens]:
         """Return the rows that gained blocks, how many in each group, and which."""
@@ -371,10 +375,8 @@ class KVCacheManager:
         return rows.astype(np.int32), all_counts, all_ids[order]
 
     def _forget_edits(self) -> None:
-        self._null_prefixes: list[tuple[int, int, int]] = []
-        self._cleared: list[int] = []
-        self._rewritten: set[int] = set()
-        self._grown: list[tuple[int, Ints, Ints, Tokens]] = []
+        self._null_prefixes, self._cleared = [], []
+        self._rewritten, self._grown = set(), []
 
 
 _NO_IDS: Tokens = np.empty(0, np.int32)

@@ -19,7 +19,6 @@ from bt_builders import (
     AttentionSetup,
     CommonAttentionMetadata,
     MambaMetadataBuilder,
-    local_lengths,
 )
 from bt_runner.cuda_graphs import (
     Capture,
@@ -297,10 +296,11 @@ class ModelRunner:
         for check in checks:
             check.check(batch, inputs, tables)
         # what is captured must do for requests of any length
-        longest = self._limits.max_model_len if size else inputs.max_seq_len
+        attention = inputs.for_builders(self._limits.max_model_len if size else None)
         metadata, groups = [], {}
         for index, (name, builders) in enumerate(self._groups):
-            common = self._metadata(index, inputs, tables, longest)
+            layout = self.layouts[index]
+            common = CommonAttentionMetadata.from_step(layout, tables, index, attention)
             metadata.append(common)
             built = [builder.build(common) for builder in builders]
             groups[name] = GroupStep(common, built)
@@ -322,36 +322,13 @@ class ModelRunner:
             counts, known = inputs.num_accepted_tokens, self._num_accepted[inputs.rows]
             counts.copy_(torch.where(counts > 0, counts, known))
 
-    def _metadata(
-        self, index: int, inputs: InputBatch, tables: StepTables, longest: int
-    ) -> CommonAttentionMetadata:
-        layout = self.layouts[index]
-        return CommonAttentionMetadata(
-            layout=layout,
-            num_reqs=inputs.num_reqs,
-            num_tokens=inputs.num_tokens,
-            max_query_len=inputs.max_query_len,
-            max_seq_len=longest,
-            query_start_loc=inputs.query_start_loc,
-            query_start_loc_host=inputs.query_start_loc_host,
-            seq_lens=inputs.seq_lens,
-            seq_lens_upper_bound_host=inputs.seq_lens_host,
-            local_seq_lens=local_lengths(inputs.seq_lens, layout),
-            num_computed_tokens=inputs.num_computed_tokens,
-            num_accepted_tokens=inputs.num_accepted_tokens,
-            is_prefilling=inputs.is_prefilling,
-            positions=inputs.positions,
-            block_table=tables.block_tables[index],
-            slot_mapping=tables.slot_mappings[index],
-        )
-
     def _on_its_way(self, chosen: Tensor, step: int) -> tuple[Tensor, torch.cuda.Event | None]:
         """Send the chosen tokens to the host, and return where and when they arrive."""
         if not self._pinned:
             return chosen, None
         host = self._pinned[step % len(self._pinned)][: len(chosen)]
         host.copy_(chosen, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record()
         return host, event
 

@@ -212,7 +212,8 @@ class Scheduler:
         table, rows = self.table, self.running
         computed = table.num_computed[rows]
         decodes = (computed > 0) & (table.num_tokens[rows] - computed == 1)
-        return rows[decodes & (table.num_drafts[rows] == 0)]
+        chosen: Ints = rows[decodes & (table.num_drafts[rows] == 0)]
+        return chosen
 
     def update(self, batch: SchedulerOutput, verified: Verified, last_step: int) -> StepOutputs:
         """Take the tokens of a step, and end the requests that they end.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from tests.bt_runner.harness import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bt_runner.engine import Engine
-from bt_runner.execution import model_runner
 from bt_runner.models.config import (
     MLA,
     MLP,
@@ -37,7 +35,7 @@ from bt_runner.models.layers.pieces import pieces
 from bt_runner.models.layers.rope import Rope
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.weights import random_weights
-from bt_runner.scheduling.request import SamplingParams
+from bt_runner.requests import SamplingParams
 from bt_width import ServingLimits
 
 
@@ -119,7 +117,12 @@ def test_the_measure_sees_what_a_workspace_without_end_takes(
 
 
 def _set_workspace(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    monkeypatch.setattr(model_runner, "PagedModel", partial(PagedModel, workspace_bytes=num_bytes))
+    make = PagedModel.__init__
+
+    def made(self: PagedModel, *args: Any) -> None:
+        make(self, *args[:4], num_bytes)
+
+    monkeypatch.setattr(PagedModel, "__init__", made)
 
 
 class _Largest(TorchDispatchMode):
