@@ -117,7 +117,7 @@ def test_the_measure_sees_what_a_workspace_without_end_takes(
 
 
 def _set_workspace(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    make = PagedModel.__init__
+    make: Any = PagedModel.__init__
 
     def made(self: PagedModel, *args: Any) -> None:
         make(self, *args[:4], num_bytes)
