@@ -21,17 +21,16 @@ def open_file(path: Path, *, what: str = "") -> BinaryIO:
         BadInputError: It is not there, not readable or not a regular file.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            reason = "it is not a regular file; write what it gives to one first"
-            raise BadInputError(f"cannot read {what}{_named(path)}: {reason}", path=str(path))
-        return path.open("rb")
+        is_regular = stat.S_ISREG(os.stat(path).st_mode)
+        if is_regular:
+            return path.open("rb")
+        reason: object = "it is not a regular file; write what it gives to one first"
     except OSError as error:
-        raise BadInputError(
-            f"cannot read {what}{_named(path)}: {error.strerror}", path=str(path)
-        ) from error
+        reason = error.strerror
     except ValueError as error:
         # a NUL in the name
-        raise BadInputError(f"cannot read {what}{_named(path)}: {error}", path=str(path)) from error
+        reason = error
+    raise BadInputError(f"cannot read {what}{_named(path)}: {reason}", path=str(path))
 
 
 def read_file(path: Path, *, max_bytes: int, what: str = "") -> bytes:

@@ -17,6 +17,7 @@ from bt_runner.dense import DenseModel
 from bt_runner.devices import find_device
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
+from bt_runner.memory import memory_refused
 from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import random_weights
@@ -35,6 +36,7 @@ GRAPH_SIZES = (1, 2, 4, MAX_NUM_REQS)
 
 
 @told_once()
+@memory_refused()
 def run(args: argparse.Namespace) -> int:
     """Decode all prompts; return 0, or 1 where one of them does not match the reference.
 

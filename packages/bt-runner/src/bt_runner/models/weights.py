@@ -11,6 +11,7 @@ from torch import Tensor
 from bt_runner.arguments import require_int, require_kind
 from bt_runner.devices import find_device
 from bt_runner.errors import BadInputError
+from bt_runner.memory import require_memory
 from bt_runner.models.config import (
     MLA,
     MLP,
@@ -100,10 +101,15 @@ def random_weights(
     if not dtype.is_floating_point:
         raise BadInputError(f"dtype must be a floating one, not {dtype}", dtype=str(dtype))
     device = find_device(device)
+    shapes = tensor_shapes(config)
+    # the largest is drawn in float64 on the host before it becomes what it is to be
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    require_memory("the weights", sum(sizes) * dtype.itemsize, device)
+    require_memory("the largest tensor of the weights", 16 * max(sizes), "cpu")
     generator = torch.Generator().manual_seed(seed % _SEEDS)
     return {
         name: _draw(name, shape, generator).to(device=device, dtype=tensor_dtype(name, dtype))
-        for name, shape in tensor_shapes(config).items()
+        for name, shape in shapes.items()
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from bt_builders import init_attention
 from bt_runner.devices import find_device
 from bt_runner.errors import BadInputError, VerificationError
+from bt_runner.memory import memory_refused, require_memory, require_step_memory
 from bt_runner.replay.counting import UpdateCounts, counting_executor
 from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.model_groups import attention_group
@@ -29,6 +30,8 @@ from bt_width import BlockTableLayout
 from bt_width.plan.options import groups_of, limits_of, longest_of, model_of
 
 _MAX_COMPLAINTS = 10
+_BYTES_PER_BLOCK = 128
+"""Of a pool's books, at most."""
 
 
 class _Complaints:
@@ -50,6 +53,7 @@ class _Complaints:
             print("further lines that are left out are not named", file=sys.stderr)
 
 
+@memory_refused()
 def run(args: argparse.Namespace) -> int:
     """Replay a trace and print the summary.
 
@@ -111,6 +115,7 @@ def _prepare(
     groups = [attention_group(group, args.kernel_block_size) for group in groups_of(args, model)]
     limits = limits_of(args, longest_of(args, model))
     executor = counting_executor(find_device(args.device))
+    require_step_memory(groups, limits, executor.device)
     setup = init_attention(groups, limits, executor.device)
     num_blocks = _pool_sizes(args, setup.layouts, requests)
     tables = StagedBlockTables(setup.layouts, device=executor, num_blocks=num_blocks)
@@ -130,6 +135,7 @@ def _pool_sizes(
     blocks: list[int] | None = args.blocks
     if blocks is None:
         return average_pool_sizes(layouts, requests, args.acceptance)
+    require_memory("the books of --blocks", max(blocks) * len(layouts) * _BYTES_PER_BLOCK, "cpu")
     if len(blocks) == 1:
         return (blocks[0],) * len(layouts)
     if len(blocks) != len(layouts):

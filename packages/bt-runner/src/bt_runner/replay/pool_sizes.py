@@ -32,7 +32,12 @@ def _running_requests(
 ) -> float:
     """Return how many requests decode at a time, if every step is as full as it may be."""
     num_drafts = limits.num_speculative_tokens
-    tokens_per_step = sum(acceptance**draft for draft in range(num_drafts + 1))
+    # 1 + acceptance + acceptance^2 + ..., a term for the last token and for each draft
+    tokens_per_step = (
+        1.0 + num_drafts
+        if acceptance == 1
+        else (1 - acceptance ** (num_drafts + 1)) / (1 - acceptance)
+    )
     decode_steps = sum(request.output_len for request in requests) / tokens_per_step
     tokens = sum(request.prompt_len for request in requests) + decode_steps * (1 + num_drafts)
     steps = tokens / limits.max_num_batched_tokens

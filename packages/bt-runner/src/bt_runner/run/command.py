@@ -14,6 +14,7 @@ from bt_runner.devices import find_device
 from bt_runner.drafters import NGramDrafter
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
+from bt_runner.memory import memory_refused
 from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.checkpoint import (
     TextTokenizer,
@@ -31,6 +32,7 @@ from bt_width import ContextParallel, ServingLimits
 
 
 @told_once()
+@memory_refused()
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit code.
 

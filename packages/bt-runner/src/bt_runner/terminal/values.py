@@ -15,7 +15,9 @@ def count(text: str) -> int:
     except ValueError:
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text}")
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number of at least 1, not {text:.{_MAX_DIGITS}}"
+        )
     return value
 
 
@@ -32,7 +34,7 @@ def measure(text: str) -> float:
     """Return a finite number above 0, or refuse the text."""
     value = _number(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0 and finite, not {text}")
+        raise argparse.ArgumentTypeError(f"must be above 0 and finite, not {text:.{_MAX_DIGITS}}")
     return value
 
 
@@ -40,7 +42,7 @@ def share(text: str) -> float:
     """Return a number from 0 to 1, or refuse the text."""
     value = _number(text)
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie in 0..1, not {text}")
+        raise argparse.ArgumentTypeError(f"must lie in 0..1, not {text:.{_MAX_DIGITS}}")
     return value
 
 
@@ -48,7 +50,9 @@ def temperature(text: str) -> float:
     """Return a finite number of at least 0, or refuse the text."""
     value = _number(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and finite, not {text}")
+        raise argparse.ArgumentTypeError(
+            f"must be at least 0 and finite, not {text:.{_MAX_DIGITS}}"
+        )
     return value
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bt_runner.errors import BadInputError
+from bt_runner.memory import require_memory
 from bt_runner.models.cache.cache_groups import CachedTensor, CacheGroup, cache_dtype
 from bt_runner.models.cache.paging import write
 from bt_tables import kv_cache_shape
@@ -36,6 +37,18 @@ class Caches:
             BadInputError: There is not so much memory.
         """
         self.tensors: dict[tuple[int, str], Tensor] = {}
+        num_bytes = sum(
+            math.prod(kv_cache_shape(layout, count, tensor.shape, member=_member(layout, tensor)))
+            * cache_dtype(tensor, dtype).itemsize
+            for group, layout, count in zip(groups, layouts, num_blocks, strict=True)
+            for tensor in group.tensors
+        )
+        require_memory(
+            f"caches of {max(num_blocks, default=0):,} blocks",
+            num_bytes,
+            device,
+            advice="make num_blocks, max_num_reqs or max_model_len smaller",
+        )
         for group, layout, count in zip(groups, layouts, num_blocks, strict=True):
             for tensor in group.tensors:
                 shape = kv_cache_shape(layout, count, tensor.shape, member=_member(layout, tensor))
