@@ -32,6 +32,7 @@ from bt_runner.cuda_graphs import GraphOptions
 from bt_runner.drafters import Drafter
 from bt_runner.errors import BadInputError, RunnerError
 from bt_runner.kv_cache_manager import KVCacheManager, pool_sizes
+from bt_runner.memory import require_step_memory
 from bt_runner.model_runner import InFlightStep, ModelRunner, TableGuard
 from bt_runner.models.cache.cache_groups import CacheGroup, CacheOptions, cache_groups
 from bt_runner.models.cache.caches import Caches
@@ -350,11 +351,14 @@ class Engine(EngineLoop):
         embedding = weights[config.names.embedding]
         device, dtype = embedding.device, embedding.dtype
         self.groups = cache_groups(config, options)
-        setup = init_attention([group.attention for group in self.groups], limits, device)
+        attention = [group.attention for group in self.groups]
+        require_step_memory(attention, limits, device)
+        setup = init_attention(attention, limits, device)
         require_one_plan(ranks, setup.layouts)
         sizes = pool_sizes(setup.layouts, num_blocks)
-        kv = KVCacheManager(setup.layouts, sizes)
+        # the caches first: they are refused where memory cannot hold so many blocks
         self._caches = Caches(self.groups, setup.layouts, sizes, dtype, device)
+        kv = KVCacheManager(setup.layouts, sizes)
         sharding = Sharding(ranks, limits.context_parallel.interleave)
         runner = ModelRunner(
             setup,
