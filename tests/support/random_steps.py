@@ -69,7 +69,7 @@ def check_staged(
     rows: list[int] = []
     for step in range(steps):
         for _ in range(draw.randint(0, 5)):
-            _edit_staged(draw, model, tables)
+            edit_staged(draw, model, tables)
         if draw.random() < 0.1:
             tables.dummy_block_tables(model.limits.max_num_reqs)
         rows = random_rows(draw, model, rows)
@@ -80,7 +80,8 @@ def check_staged(
         assert gaps.intact
 
 
-def _edit_staged(draw: random.Random, model: TableModel, tables: StagedBlockTables) -> None:
+def edit_staged(draw: random.Random, model: TableModel, tables: StagedBlockTables) -> None:
+    """Edit a random row in a random way, in the tables and in the model."""
     row = draw.randrange(model.limits.max_num_reqs)
     group = draw.randrange(len(model.layouts))
     match draw.randrange(5):
@@ -100,7 +101,9 @@ def _edit_staged(draw: random.Random, model: TableModel, tables: StagedBlockTabl
             model.append(row, ids)
 
 
-def _stage_two(draw: random.Random, model: TableModel, tables: StagedBlockTables) -> None:
+def _stage_two(
+    draw: random.Random, model: TableModel, tables: StagedBlockTables | MultiGroupBlockTable
+) -> None:
     overwrite = draw.random() < 0.3
     rows = [draw.randrange(model.limits.max_num_reqs) for _ in range(2)]
     counts, flat = [], []
@@ -109,7 +112,8 @@ def _stage_two(draw: random.Random, model: TableModel, tables: StagedBlockTables
         (model.replace if overwrite else model.append)(row, ids)
         counts.append([len(of_group) for of_group in ids])
         flat += [block_id for of_group in ids for block_id in of_group]
-    tables.stage(
+    many = tables.stage if isinstance(tables, StagedBlockTables) else tables.append_rows
+    many(
         np.array(rows, np.int32),
         np.array(counts, np.int32),
         np.array(flat, np.int32),
@@ -125,7 +129,7 @@ def check_batch_order(
     gaps, most = Gaps(tables), model.limits.max_num_reqs
     for _ in range(steps):
         for _ in range(draw.randint(0, 5)):
-            _edit_batch_order(draw, model, tables)
+            edit_batch_order(draw, model, tables)
         rows = list(range(draw.randint(0, most)))
         tables.commit(len(rows))
         check_tables(tables, model, rows)
@@ -136,10 +140,13 @@ def check_batch_order(
         assert gaps.intact
 
 
-def _edit_batch_order(draw: random.Random, model: TableModel, tables: MultiGroupBlockTable) -> None:
+def edit_batch_order(draw: random.Random, model: TableModel, tables: MultiGroupBlockTable) -> None:
+    """Edit a random row in a random way, in the tables and in the model."""
     row, other = (draw.randrange(model.limits.max_num_reqs) for _ in range(2))
     group = draw.randrange(len(model.layouts))
-    match draw.randrange(6):
+    match draw.randrange(7):
+        case 6:
+            _stage_two(draw, model, tables)
         case 0:
             num_blocks = model.num_blocks(row, group)
             tables.null_prefix(row, group, num_blocks - num_blocks // 3)
