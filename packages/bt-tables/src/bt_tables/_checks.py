@@ -7,6 +7,7 @@ with, or raises an error that names the argument and says what to do.
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
 
@@ -269,11 +270,11 @@ class ListedIds(NamedTuple):
     """The blocks that one row gets, checked.
 
     Attributes:
-        counts: Blocks of each group, [G].
+        totals: Blocks it holds then, by group.
         ids: All ids, group by group: a list of its own, or an int32 array where there are many.
     """
 
-    counts: list[int]
+    totals: list[int]
     ids: list[int] | IntArray
 
 
@@ -303,6 +304,7 @@ class EditChecks:
         self._max_row = self.limits.max_num_reqs - 1
         self.blocks_per_row = [layout.addressing.blocks_per_row for layout in layouts]
         self._max_ids = _max_ids(self._layouts, num_blocks)
+        self._bounds = list(zip(self.blocks_per_row, self._max_ids, strict=True))
         # an array, which is faster to compare with than a scalar
         self._max_id_of_all = np.array(min(self._max_ids), np.uint32)
 
@@ -346,21 +348,22 @@ class EditChecks:
             return count
         return int_between(name, count, 0, most)
 
-    def rows(self, rows: IntArray) -> IntArray:
-        """Return int32 rows as an index, [M] intp.
+    def rows(self, rows: IntArray) -> None:
+        """Refuse rows that the table does not have.
 
         Raises:
-            InvalidEditError: The table does not have one of them.
+            InvalidEditError: Naming the first.
         """
-        # a negative row is far past any end
-        index = rows.view(UINT32).astype(np.intp)
-        if np.count_nonzero(index > self._max_row):
-            for row in rows.tolist():
-                self.row(row)
-        return index
+        for row in rows.tolist():
+            self.row(row)
 
-    def shapes(self, rows: IntArray, counts: IntArray, ids: IntArray) -> None:
-        """Refuse rows, [M], counts, [M, G], and ids that do not go together.
+    def ends(self, rows: IntArray, counts: IntArray, ids: IntArray) -> IntArray:
+        """Return where in the ids those of each row and group end, flat int32.
+
+        Args:
+            rows: [M] int32.
+            counts: Ids of each row and group, [M, G] int32.
+            ids: Flat int32.
 
         Raises:
             WidthMismatchError: A shape is wrong, or there are not as many ids as counted.
@@ -371,13 +374,15 @@ class EditChecks:
                 shape=counts.shape,
             )
         # int32 as the counts: a sum that leaves it has a count that no row has room for
-        num_ids = int(np.add.reduce(counts, None, INT32))
+        ends: IntArray = np.add.accumulate(counts.reshape(-1), 0, INT32)
+        num_ids = int(ends[-1]) if ends.size else 0
         if num_ids != len(ids):
             raise WidthMismatchError(
                 f"counts add up to {num_ids}; there are {len(ids)} ids",
                 counted=num_ids,
                 num_ids=len(ids),
             )
+        return ends
 
     def requests(self, requests: IntArray) -> None:
         """Refuse a batch that names a row the table does not have.
@@ -414,48 +419,72 @@ class EditChecks:
             )
         return count
 
-    def listed_ids(self, row: int, block_ids: Sequence[Sequence[int]]) -> ListedIds:
-        """Return the ids that a row gets, one sequence a group.
+    def listed_ids(
+        self, row: int, block_ids: Sequence[Sequence[int]], held: list[int]
+    ) -> ListedIds:
+        """Return the ids that a row gets behind what it holds, one sequence a group.
 
         Raises:
             InvalidEditError: There is not one sequence a group, or an id is bad.
+            RowOverflowError: The row has no room.
         """
+        totals: list[int] = []
+        found: list[int] = []
+        try:
+            for of_group, have, (most, max_id) in zip(block_ids, held, self._bounds, strict=True):
+                count = len(of_group)
+                if count > _FEW_IDS or have + count > most:
+                    return self._many_ids(row, block_ids, held)
+                totals.append(have + count)
+                for block_id in of_group:
+                    if type(block_id) is not int or not 0 <= block_id <= max_id:
+                        return self._many_ids(row, block_ids, held)
+                found += of_group
+        except (TypeError, ValueError):
+            # one that is no sequence, or more or fewer of them than groups
+            return self._many_ids(row, block_ids, held)
+        return ListedIds(totals, found)
+
+    def _many_ids(
+        self, row: int, block_ids: Sequence[Sequence[int]], held: list[int]
+    ) -> ListedIds:
         try:
             counts = [len(ids) for ids in block_ids]
         except TypeError:
-            self._refuse_sequences(block_ids)
-        if len(counts) != len(self._layouts):
             raise InvalidEditError(
-                f"block_ids has {len(counts)} sequences of ids; there are "
-                f"{len(self._layouts)} groups",
+                f"block_ids must be one sequence of ints a group, not {shown(block_ids)}",
+                argument="block_ids",
+                value=block_ids,
+            ) from None
+        if len(counts) != len(held):
+            raise InvalidEditError(
+                f"block_ids has {len(counts)} sequences of ids; there are {len(held)} groups",
                 num_sequences=len(counts),
-                num_groups=len(self._layouts),
+                num_groups=len(held),
             )
-        if sum(counts) > _FEW_IDS:
-            return ListedIds(counts, self._many_ids(row, block_ids, counts))
-        found: list[int] = []
-        for of_group, max_id in zip(block_ids, self._max_ids, strict=True):
-            for block_id in of_group:
-                if type(block_id) is not int or not 0 <= block_id <= max_id:
-                    return ListedIds(counts, self._many_ids(row, block_ids, counts))
-            found += of_group
-        return ListedIds(counts, found)
-
-    def _many_ids(
-        self, row: int, block_ids: Sequence[Sequence[int]], counts: list[int]
-    ) -> IntArray:
-        parts = []
-        for group, ids in enumerate(block_ids):
-            part = ids if isinstance(ids, np.ndarray) else np.array(list(ids))
-            if part.size:
-                is_bad = part.dtype.kind not in "iu" or part.ndim != 1 or part.max() > _MAX_INT32
-                # a bool among ints is 0 or 1 by now
-                if is_bad or (part.min() <= 1 and bool in map(type, ids)):
-                    self._refuse_listed(row, group, ids)
-                parts.append(part.astype(np.int64))
+        parts = [self._as_int32(row, group, ids) for group, ids in enumerate(block_ids)]
         flat = np.concatenate(parts)
         self.ids(np.array([row]), np.array([counts]), flat)
-        return flat.astype(np.int32)
+        totals = [have + count for have, count in zip(held, counts, strict=True)]
+        for group, (total, most) in enumerate(zip(totals, self.blocks_per_row, strict=True)):
+            if total > most:
+                self.refuse_count(row, group, counts[group], held[group])
+        return ListedIds(totals, flat)
+
+    def _as_int32(self, row: int, group: int, ids: Sequence[int]) -> IntArray:
+        if isinstance(ids, np.ndarray):
+            is_good = ids.ndim == 1 and (not ids.size or ids.dtype.kind in "iu")
+            if not is_good or (ids.size and not -1 <= ids.min() <= ids.max() <= _MAX_INT32):
+                self._refuse_listed(row, group, ids)
+            return ids.astype(np.int32)
+        try:
+            part = np.frombuffer(array("i", iter(ids)), np.int32)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            self._refuse_listed(row, group, ids)
+        # a bool among ints is 0 or 1 by now
+        if np.count_nonzero(part.view(UINT32) <= 1) and bool in map(type, ids):
+            self._refuse_listed(row, group, ids)
+        return part
 
     def _refuse_listed(self, row: int, group: int, ids: Sequence[int]) -> NoReturn:
         """Name the first of a group's ids that is no int, or not of the pool."""
@@ -477,13 +506,6 @@ class EditChecks:
             row=row,
             group=group,
             value=ids,
-        )
-
-    def _refuse_sequences(self, block_ids: object) -> NoReturn:
-        raise InvalidEditError(
-            f"block_ids must be one sequence of ints a group, not {shown(block_ids)}",
-            argument="block_ids",
-            value=block_ids,
         )
 
     def ids(self, rows: IntArray, counts: IntArray, ids: IntArray) -> None:
@@ -522,21 +544,6 @@ class EditChecks:
                 id=block_id,
                 max_id=most,
             )
-
-    def room(self, row: int, counts: list[int], totals: list[int]) -> None:
-        """Refuse more blocks than a row has room for.
-
-        Args:
-            row: The row.
-            counts: Blocks it gets, by group.
-            totals: Blocks it holds then, by group.
-
-        Raises:
-            RowOverflowError: Naming the first group without room.
-        """
-        for group, (total, most) in enumerate(zip(totals, self.blocks_per_row, strict=True)):
-            if total > most:
-                self.refuse_count(row, group, counts[group], total - counts[group])
 
     def counts(self, rows: IntArray, counts: IntArray, totals: IntArray) -> None:
         """Refuse negative counts, and more blocks than rows have room for.

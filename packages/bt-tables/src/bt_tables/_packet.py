@@ -201,9 +201,9 @@ class Packet:
         self._fence = executor.fence()
         self._sends: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def write_header(self, **fields: int) -> None:
-        """Write the header, field by field; every one must be given."""
-        _HEADER.pack_into(self._buffer, 0, *Header(**fields))
+    def write_header(self, header: Header) -> None:
+        """Write the header."""
+        _HEADER.pack_into(self._buffer, 0, *header)
 
     def put(self, at: int, ints: IntArray) -> int:
         """Write ints; return where they end."""

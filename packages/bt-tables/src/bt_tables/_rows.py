@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ import torch
 
 from bt_width import BlockTableLayout
 
-from ._checks import INT32, NO_TOKENS, UINT32, EditChecks, ListedIds, Tokens
+from ._checks import INT32, NO_TOKENS, UINT32, EditChecks, Tokens
 from ._packet import (
     BATCH_ROW_AT,
     COLUMN_TILE,
@@ -53,6 +52,9 @@ MAX_COLUMN_PROGRAMS = 16_384
 _FEW_BLOCKS = 64
 """Records that write no more are not measured: one program writes each."""
 
+_FEW_ROWS = 8
+"""As many rows are looked at one by one faster than as an array."""
+
 _NULL = NOWHERE
 _STALE = -2
 _NEVER = -1
@@ -65,27 +67,15 @@ class Edit(NamedTuple):
     Attributes:
         replaces: Whether the row loses what it holds.
         totals: Blocks it holds then, by group.
-        counts: Blocks it gets, by group.
-        ids: The blocks, group by group.
+        ids: The blocks it gets, group by group.
         nulled: Blocks that are null then from the start of the row, by group; None where
             the edit leaves that as it is.
     """
 
     replaces: bool
     totals: list[int]
-    counts: list[int]
     ids: list[int] | IntArray
     nulled: list[int] | None
-
-    def and_then(self, new: ListedIds, totals: list[int]) -> Edit:
-        """Return this edit with more blocks behind its own."""
-        mine, more = iter(list(self.ids)), iter(list(new.ids))
-        ids: list[int] = []
-        for count, extra in zip(self.counts, new.counts, strict=True):
-            ids += [next(mine) for _ in range(count)]
-            ids += [next(more) for _ in range(extra)]
-        counts = [count + extra for count, extra in zip(self.counts, new.counts, strict=True)]
-        return self._replace(totals=totals, counts=counts, ids=ids)
 
 
 class Staged(NamedTuple):
@@ -193,9 +183,9 @@ class DeviceRows:
         self._ints = np.zeros((num_rows, form.size), np.int32)
         self._ints[:, ROW_AT] = np.arange(num_rows)
         self._lines = self._ints.view(form.line).reshape(-1)
-        # one int, and not an array's: it is looked at for every listed edit
-        self._held_at = range(form.blocks.start, form.blocks.stop)
-        self._one_int = self._ints.data
+        # for few ints faster than an array: every listed edit looks at what its row holds
+        self._flat = self._ints.reshape(-1).data
+        self._nothing = [0] * num_groups
         self._room = np.tile(np.array(self.checks.blocks_per_row, np.int32), (num_rows, 1))
         self._longest_row = max(self.checks.blocks_per_row)
         self._max_split = max(layout.addressing.kernel_blocks_per_block for layout in layouts)
@@ -231,10 +221,12 @@ class DeviceRows:
         """Return the blocks that a row holds in each group, those that wait included."""
         self.finish()
         edit = self._edits.get(row)
-        if edit is not None:
-            return edit.totals
-        one = self._one_int
-        return [one[row, column] for column in self._held_at]
+        return self._held(row) if edit is None else edit.totals
+
+    def _held(self, row: int) -> list[int]:
+        """Return the same without what lists edited."""
+        start = self._form.size * row + self._form.blocks.start
+        return self._flat[start : start + self._form.num_groups].tolist()
 
     @property
     def requests(self) -> IntArray:
@@ -270,22 +262,30 @@ class DeviceRows:
             InvalidEditError: An id is bad, or there is not one sequence a group.
             RowOverflowError: The row would hold more than it can.
         """
-        self.finish()
-        new = self.checks.listed_ids(named, block_ids)
-        totals = new.counts
-        if not replace:
-            totals = list(map(add, self.held(row), totals))
-        self.checks.room(named, new.counts, totals)
+        if self._change is not None:
+            self.finish()
         edit = None if replace else self._edits.get(row)
+        held = self._nothing
+        if edit is not None:
+            held = edit.totals
+        elif not replace:
+            held = self._held(row)
+        new = self.checks.listed_ids(named, block_ids, held)
         if edit is None:
-            self._edits[row] = Edit(replace, totals, new.counts, new.ids, None)
-        else:
-            self._edits[row] = edit.and_then(new, totals)
+            self._edits[row] = Edit(replace, new.totals, new.ids, None)
+            return
+        before = self._nothing if edit.replaces else self._held(row)
+        ids: list[int] = []
+        mine, more = list(edit.ids), list(new.ids)
+        for start, middle, end in zip(before, held, new.totals, strict=True):
+            ids += mine[: middle - start]
+            ids += more[: end - middle]
+            del mine[: middle - start], more[: end - middle]
+        self._edits[row] = edit._replace(totals=new.totals, ids=ids)
 
     def cleared(self, row: int) -> None:
         """Take everything from a row; a change may do it twice."""
-        nothing = [0] * self._form.num_groups
-        self._edits[row] = Edit(True, nothing, nothing, [], None)
+        self._edits[row] = Edit(True, self._nothing, [], None)
 
     def null_prefix(self, row: int, group: int, num_blocks: int, *, named: int) -> None:
         """Null a row's first blocks, in total; row and group were checked.
@@ -298,12 +298,11 @@ class DeviceRows:
         count = self.checks.prefix(named, group, num_blocks, totals[group])
         edit = self._edits.get(row)
         if edit is None:
-            nothing = [0] * len(totals)
-            edit = Edit(False, totals, nothing, [], None)
+            edit = Edit(False, totals, [], None)
         nulled = edit.nulled
         if nulled is None:
             held = self._ints[row, self._form.nulled].tolist()
-            nulled = [0] * len(totals) if edit.replaces else held
+            nulled = self._nothing if edit.replaces else held
         if count > nulled[group]:
             nulled = [*nulled[:group], count, *nulled[group + 1 :]]
             self._edits[row] = edit._replace(nulled=nulled)
@@ -313,6 +312,7 @@ class DeviceRows:
         index: IntArray,
         counts: IntArray,
         ids: IntArray,
+        ends: IntArray,
         *,
         replace: bool,
         named: IntArray,
@@ -320,20 +320,22 @@ class DeviceRows:
         """Give rows their ids, in order: all of them, or none and an error.
 
         Args:
-            index: The rows, [M] intp, checked; one may wait already, and may repeat.
+            index: The rows, [M] intp; one may wait already, and may repeat.
             counts: [M, G] int32.
             ids: Flat int32: row by row, within a row group by group.
+            ends: Where in the ids each row's and group's end, flat int32; it is changed.
             replace: Replace what the rows hold.
             named: What errors call the rows, [M].
 
         Raises:
+            IndexError: There is no such row.
             InvalidEditError: An id is bad, or a count is negative.
             RowOverflowError: A row would hold more than it can.
         """
         self.finish()
         if self._edits:
             self._flush()
-        self._stage(index, counts, ids, replace, None, named)
+        self._stage(index, counts, ids, ends, replace, None, named)
 
     def change(self, change: Callable[[], None]) -> None:
         """Make a change true by one write, and carry it over; it may be carried over twice."""
@@ -403,7 +405,7 @@ class DeviceRows:
 
         num_groups, token_tiles = self._form.num_groups, -(-slots_end // TOKEN_TILE)
         chunks = self._chunks(edits, move.copies, staged.longest)
-        packet.write_header(
+        header = Header(
             num_groups=num_groups,
             entries_at=used,
             num_edits=len(edits),
@@ -417,6 +419,7 @@ class DeviceRows:
             token_tiles=token_tiles,
             chunks=chunks,
         )
+        packet.write_header(header)
         programs = num_groups * (token_tiles + num_entries * chunks)
         self._begun = now.launch
         packet.send(at.end)
@@ -431,8 +434,8 @@ class DeviceRows:
     def warm_up(self) -> None:
         """Launch a step without work, from a packet of its own, for what that compiles."""
         packet = Packet(self._executor, self.storage.num_rows, HEADER_INTS + len(self._ints))
-        nothing = dict.fromkeys(Header._fields, 0)
-        packet.write_header(**{**nothing, "num_groups": self._form.num_groups, "chunks": 1})
+        header = Header(*(0,) * len(Header._fields))
+        packet.write_header(header._replace(num_groups=self._form.num_groups, chunks=1))
         packet.send(packet.ids_at)
         self._launch_step(packet.device_ints, packet.device_ints, packet.device_longs, 1)
         self._executor.synchronize()
@@ -509,30 +512,35 @@ class DeviceRows:
 
     def _flush(self) -> None:
         """Stage what was edited by lists, row by row at most once."""
-        edits, num_groups = list(self._edits.values()), self._form.num_groups
-        index = np.fromiter(self._edits, np.intp, len(edits))
-        flat_counts = chain.from_iterable([edit.counts for edit in edits])
-        counts = np.fromiter(flat_counts, np.int32, len(edits) * num_groups)
-        kinds = {edit.replaces for edit in edits}
-        replaces: bool | IntArray = edits[0].replaces
-        if len(kinds) > 1:
-            replaces = np.array([edit.replaces for edit in edits])
+        num_rows, num_groups = len(self._edits), self._form.num_groups
+        index = np.fromiter(self._edits, np.intp, num_rows)
+        replaced, totals_of, ids_of, nulled_of = zip(*self._edits.values(), strict=True)
+        flat_totals = np.fromiter(chain.from_iterable(totals_of), np.int32, num_rows * num_groups)
+        counts = flat_totals.reshape(num_rows, num_groups)
+        replaces: bool | IntArray = replaced[0]
+        if len(set(replaced)) > 1:
+            replaces = np.array(replaced)
+        if replaces is not True:
+            held = self._ints.take(index, axis=0).view(self._form.fields).reshape(-1)["blocks"]
+            held = held.copy().view(INT32).reshape(counts.shape)
+            if replaces is not False:
+                held[replaces] = 0
+            counts -= held
         nulled = None
-        if any(edit.nulled is not None for edit in edits):
-            nulled = self._records(index)[:, self._form.nulled]
-            for place, edit in enumerate(edits):
-                if edit.nulled is not None:
-                    nulled[place] = edit.nulled
-                elif edit.replaces:
-                    nulled[place] = 0
-        counts = counts.reshape(-1, num_groups)
-        self._stage(index, counts, _joined_ids(edits), replaces, nulled, index)
+        if nulled_of.count(None) < num_rows:
+            nulled = self._ints.take(index, axis=0)[:, self._form.nulled]
+            for place, of_row in enumerate(nulled_of):
+                if of_row is not None or replaced[place]:
+                    nulled[place] = of_row or 0
+        ends = np.add.accumulate(counts.reshape(-1), 0, INT32)
+        self._stage(index, counts, _joined_ids(ids_of), ends, replaces, nulled, index)
 
     def _stage(
         self,
         index: IntArray,
         counts: IntArray,
         ids: IntArray,
+        ends: IntArray,
         replaces: bool | IntArray,
         nulled: IntArray | None,
         named: IntArray,
@@ -543,6 +551,7 @@ class DeviceRows:
             index: [M] intp.
             counts: [M, G] int32.
             ids: Flat int32.
+            ends: Where in the ids each row's and group's end, flat int32; it is changed.
             replaces: Whether rows lose what they hold, for all or for each, [M].
             nulled: Blocks that are null from the start, [M, G]; None leaves them as they are.
             named: What errors call the rows, [M].
@@ -566,7 +575,6 @@ class DeviceRows:
             self.checks.counts(named, counts, totals)
         self.checks.ids(named, counts, ids)
         packet, used = self._packet_with(staged, ids)
-        ends = np.add.accumulate(counts.reshape(-1), 0, INT32)
         ends += used - len(ids)
         fields["keep"] = held.view(form.of_groups).reshape(-1)
         fields["before"] = fields["after"]
@@ -600,6 +608,8 @@ class DeviceRows:
         """Whether rows are distinct and none of them waits."""
         if staged.num_rows and staged.generation in self._staged_in.take(index):
             return False
+        if len(index) <= _FEW_ROWS:
+            return len(set(index.tolist())) == len(index)
         if not np.count_nonzero(index[1:] <= index[:-1]):
             return True
         if len(index) > len(self._scratch):
@@ -780,11 +790,11 @@ def _put_tokens(packet: Packet, at: int, requests: IntArray, tokens: Tokens) -> 
     return _TokensAt(starts, starts_at, positions, positions_at, end)
 
 
-def _joined_ids(edits: list[Edit]) -> IntArray:
-    """Return all edits' ids, edit by edit."""
-    if all(type(edit.ids) is list for edit in edits):
-        return np.fromiter(chain.from_iterable([edit.ids for edit in edits]), np.int32)
-    return np.concatenate([np.asarray(edit.ids, np.int32) for edit in edits])
+def _joined_ids(ids_of: Sequence[list[int] | IntArray]) -> IntArray:
+    """Return all rows' ids, row by row."""
+    if set(map(type, ids_of)) == {list}:
+        return np.array(list(chain.from_iterable(ids_of)), np.int32)
+    return np.concatenate([np.asarray(ids, np.int32) for ids in ids_of])
 
 
 def run_places(starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:

@@ -9,7 +9,7 @@ import torch
 
 from bt_width import BlockTableLayout
 
-from ._checks import INT32, HostArray, host_array, read_tokens, vector_length
+from ._checks import INT32, UINT32, HostArray, host_array, read_tokens, vector_length
 from ._packet import IntArray
 from .base import BlockTables
 from .devices import Executor
@@ -93,10 +93,15 @@ class MultiGroupBlockTable(BlockTables):
         rows = host_array("rows", rows, INT32, 1)
         counts = host_array("counts", counts, INT32, 2)
         ids = host_array("ids", ids, INT32, 1)
-        self._checks.shapes(rows, counts, ids)
+        ends = self._checks.ends(rows, counts, ids)
         self._rows.finish()
-        index = self._order.take(self._checks.rows(rows)).astype(np.intp)
-        self._rows.stage(index, counts, ids, replace=bool(overwrite), named=rows)
+        try:
+            # a negative row is far past any end, and an index of it fails
+            index = self._order.take(rows.view(UINT32)).astype(np.intp)
+        except IndexError:
+            self._checks.rows(rows)
+            raise
+        self._rows.stage(index, counts, ids, ends, replace=bool(overwrite), named=rows)
 
     def clear_row(self, row: int) -> None:
         """Take all blocks from a row.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ._checks import INT32, NO_TOKENS, HostArray, host_array, read_tokens
+from ._checks import INT32, NO_TOKENS, UINT32, HostArray, host_array, read_tokens
 from .base import BlockTables
 
 _NO_REQUESTS = np.empty(0, np.int32)
@@ -100,9 +100,14 @@ class StagedBlockTables(BlockTables):
         rows = host_array("rows", rows, INT32, 1)
         counts = host_array("counts", counts, INT32, 2)
         ids = host_array("ids", ids, INT32, 1)
-        self._checks.shapes(rows, counts, ids)
-        index = self._checks.rows(rows)
-        self._rows.stage(index, counts, ids, replace=bool(overwrite), named=rows)
+        ends = self._checks.ends(rows, counts, ids)
+        # a negative row is far past any end, and an index of it fails
+        index = rows.view(UINT32).astype(np.intp)
+        try:
+            self._rows.stage(index, counts, ids, ends, replace=bool(overwrite), named=rows)
+        except IndexError:
+            self._checks.rows(rows)
+            raise
 
     def clear_row(self, row: int) -> None:
         """Take all blocks from a row.
