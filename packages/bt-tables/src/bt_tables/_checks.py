@@ -167,9 +167,9 @@ def read_tokens(
         return NO_TOKENS._replace(positions=positions)
     if isinstance(starts, torch.Tensor):
         return Tokens(starts, positions, min(num_padded, len(positions)))
-    if starts[0] or np.count_nonzero(starts[1:] < starts[:-1]):
+    if np.count_nonzero(starts[1:] < starts[:-1]) or starts.item(0):
         _refuse_starts(starts)
-    num_tokens = int(starts[num_requests])
+    num_tokens = starts.item(num_requests)
     if len(starts) > num_requests + 1:
         if starts[-1] != num_tokens:
             raise WidthMismatchError(

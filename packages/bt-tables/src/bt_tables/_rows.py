@@ -7,7 +7,7 @@ a launch settles all rows that waited by one write, the next generation's number
 
 Nothing is ever torn. Whatever raises, at whatever instruction, a signal included:
 
-- An edit is prepared aside and becomes true by one write, of ``_change``. It is then
+- An edit is prepared aside and becomes true by one write, of ``pending``. It is then
   carried over to where it belongs, which may be done twice: the next call does it again
   where that was interrupted. Edits by lists are one entry of a dictionary each.
 - A launch becomes true by one write, of ``_now``. Before it is sent it is marked as begun,
@@ -186,6 +186,7 @@ class DeviceRows:
         # for few ints faster than an array: every listed edit looks at what its row holds
         self._flat = self._ints.reshape(-1).data
         self._nothing = [0] * num_groups
+        self._no_records = self._ints[:0]
         self._room = np.tile(np.array(self.checks.blocks_per_row, np.int32), (num_rows, 1))
         self._longest_row = max(self.checks.blocks_per_row)
         self._max_split = max(layout.addressing.kernel_blocks_per_block for layout in layouts)
@@ -196,7 +197,7 @@ class DeviceRows:
         self._staged_in = np.full(num_rows, _NEVER, np.int64)
         self._waiting = np.zeros(num_rows, np.intp)
         self._staged = Staged(0, 0, 0, None, 0)
-        self._change: Callable[[], None] | None = None
+        self.pending: Callable[[], None] | None = None
         self._begun = _NEVER
         nothing = Batch(
             _NO_REQUESTS,
@@ -262,7 +263,7 @@ class DeviceRows:
             InvalidEditError: An id is bad, or there is not one sequence a group.
             RowOverflowError: The row would hold more than it can.
         """
-        if self._change is not None:
+        if self.pending is not None:
             self.finish()
         edit = None if replace else self._edits.get(row)
         held = self._nothing
@@ -340,7 +341,7 @@ class DeviceRows:
     def change(self, change: Callable[[], None]) -> None:
         """Make a change true by one write, and carry it over; it may be carried over twice."""
         self.finish()
-        self._change = change
+        self.pending = change
         self.finish()
 
     # the launch
@@ -368,27 +369,31 @@ class DeviceRows:
             InvalidEditError: The batch names a row that the table does not have.
         """
         self._recover()
-        if batch is not None and self._now.batch.key != batch.tobytes():
-            self.checks.requests(batch)
-        else:
+        now = self._now
+        if batch is not None and now.batch.key == batch.tobytes():
             batch = None
+        elif batch is not None:
+            self.checks.requests(batch)
         if with_edits and self._edits:
             self._flush()
-        now, staged = self._now, self._staged_now()
-        rows = self._waiting[: staged.num_rows if with_edits else 0]
-        if batch is None and now.batch.has_repeats and len(rows):
+        staged = self._staged_now()
+        num_edits = staged.num_rows if with_edits else 0
+        if num_edits and now.batch.has_repeats and batch is None:
             # the other places of a row that is twice in the batch do not follow its edits
             batch = now.batch.requests
-        move = _Move(self._ints[:0], now.batch.batch_row_of, now.batch)
+        edits, copies = self._no_records, self._no_records
+        staying, after = now.batch.batch_row_of, now.batch
         if batch is not None:
-            move = self._move(now.batch, batch)
-        edits = self._ints.take(rows, axis=0)
-        edits[:, BATCH_ROW_AT] = move.staying.take(rows)
+            copies, staying, after = self._move(now.batch, batch)
+        rows = self._waiting[:num_edits]
+        if num_edits:
+            edits = self._ints.take(rows, axis=0)
+            edits[:, BATCH_ROW_AT] = staying.take(rows)
 
-        num_entries = len(edits) + len(move.copies)
+        num_entries = num_edits + len(copies)
         slots_end = max(tokens.bound, now.slots_used) if tokens else 0
         if not (num_entries or slots_end):
-            self._now = now._replace(batch=move.batch)
+            self._now = now._replace(batch=after)
             return
         packet, used = staged.packet, staged.used
         if packet is None or not with_edits:
@@ -398,17 +403,20 @@ class DeviceRows:
         more = num_entries * self._form.size + 2 * (len(requests) + 1 + mapped.bound)
         packet = self._ring.with_room(packet, used, more)
         packet.edit_of_row.fill(0)
-        packet.edit_of_row[rows] = self._ordinals[: len(rows)]
-        copies_at = packet.put(used, edits)
-        requests_at = packet.put(copies_at, move.copies)
+        requests_at = used
+        if num_edits:
+            packet.edit_of_row[rows] = self._ordinals[:num_edits]
+            requests_at = packet.put(used, edits)
+        if len(copies):
+            requests_at = packet.put(requests_at, copies)
         at = _put_tokens(packet, requests_at, requests, mapped)
 
         num_groups, token_tiles = self._form.num_groups, -(-slots_end // TOKEN_TILE)
-        chunks = self._chunks(edits, move.copies, staged.longest)
+        chunks = self._chunks(edits, copies, staged.longest)
         header = Header(
             num_groups=num_groups,
             entries_at=used,
-            num_edits=len(edits),
+            num_edits=num_edits,
             num_entries=num_entries,
             requests_at=requests_at,
             num_requests=len(requests),
@@ -427,7 +435,7 @@ class DeviceRows:
         self._now = Now(
             now.launch + 1,
             now.generation + with_edits,
-            move.batch,
+            after,
             tokens.bound if tokens else now.slots_used,
         )
 
@@ -466,10 +474,10 @@ class DeviceRows:
 
     def finish(self) -> None:
         """Carry over the change that is true, where that is still to be done."""
-        change = self._change
+        change = self.pending
         if change is not None:
             change()
-            self._change = None
+            self.pending = None
 
     def _recover(self) -> None:
         """Make host and device agree again after anything that raised."""
@@ -560,32 +568,35 @@ class DeviceRows:
             return
         self._recover()
         staged = self._staged_now()
+        form = self._form
         if not self._are_new(index, staged):
             self._stage_again(index, counts, ids, replaces, nulled, named)
             return
-        form = self._form
         found = self._ints.take(index, axis=0)
         fields = found.view(form.fields).reshape(-1)
-        held = fields["blocks"].copy().view(INT32).reshape(counts.shape)
-        if replaces is not False:
-            held[replaces] = 0
-        room = self._room[: len(index)] - held
-        totals = held + counts
+        totals, room = counts, self._room[: len(index)]
+        fields["before"] = fields["after"]
+        if replaces is True:
+            found[:, form.keep] = 0
+            found[:, form.after] = 0
+            totals = np.ascontiguousarray(counts)
+        else:
+            if replaces is not False:
+                emptied = found[replaces]
+                emptied[:, form.after] = 0
+                found[replaces] = emptied
+            fields["keep"] = fields["blocks"]
+            held = found[:, form.blocks]
+            totals, room = counts + held, room - held
         if np.count_nonzero(counts.view(UINT32) > room.view(UINT32)):
             self.checks.counts(named, counts, totals)
         self.checks.ids(named, counts, ids)
         packet, used = self._packet_with(staged, ids)
         ends += used - len(ids)
-        fields["keep"] = held.view(form.of_groups).reshape(-1)
-        fields["before"] = fields["after"]
         fields["base"] = (ends.reshape(totals.shape) - totals).view(form.of_groups).reshape(-1)
         fields["blocks"] = totals.view(form.of_groups).reshape(-1)
         if nulled is not None:
             found[:, form.nulled] = nulled
-        elif replaces is True:
-            found[:, form.nulled] = 0
-        elif replaces is not False:
-            found[replaces, form.nulled] = 0
         longest = len(ids) if replaces is False and nulled is None else self._longest_row
         staged = Staged(
             staged.generation,
@@ -594,7 +605,8 @@ class DeviceRows:
             packet,
             used,
         )
-        self.change(partial(self._put, index, found, index, staged))
+        self.pending = partial(self._put, index, found, index, staged)
+        self.finish()
 
     def _put(self, index: IntArray, records: IntArray, new: IntArray, staged: Staged) -> None:
         """Write the records of distinct rows, of which some are new among those that wait."""

@@ -224,7 +224,8 @@ class MultiGroupBlockTable(BlockTables):
 
     def _place(self, row: int) -> int:
         """Return where on the device a row lies."""
-        self._rows.finish()
+        if self._rows.pending is not None:
+            self._rows.finish()
         return self._order.item(row)
 
     def _swapped(self, a: int, b: int) -> IntArray:
