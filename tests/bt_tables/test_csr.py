@@ -8,9 +8,10 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from tests.support.poison import POISON
 from tests.support.tables import batch_of, on_twin_and_kernel, plan_groups
 
-from bt_tables import MultiGroupBlockTable, StagedBlockTables
+from bt_tables import CsrTable, MultiGroupBlockTable, StagedBlockTables
 from bt_tables.devices import Executor
 from bt_width import (
     PAD_SLOT,
@@ -136,3 +137,97 @@ def test_what_has_no_compressed_rows_is_refused(
 
     with pytest.raises(error):
         tables.gather_csr(group, lengths, num_reqs)
+
+
+def two_requests(executor: Executor | str = "cpu") -> StagedBlockTables:
+    """Rows of two and three blocks of 16, cut in two each, and a batch of both."""
+    layouts = plan_groups(LIMITS, (AttentionSpec(block_size=16), 8))
+    tables = StagedBlockTables(layouts, device=executor)
+    tables.append_block_ids(3, [[5, 6]])
+    tables.append_block_ids(1, [[7, 8, 9]])
+    tables.step(batch_of([3, 1]))
+    return tables
+
+
+def buffers(indices: int, dtype: torch.dtype = torch.int32, requests: int = 4) -> CsrTable:
+    return CsrTable(
+        torch.full((requests + 1,), POISON, dtype=torch.int32),
+        torch.full((indices,), POISON, dtype=dtype),
+        torch.full((requests,), POISON, dtype=torch.int32),
+    )
+
+
+@on_twin_and_kernel
+def test_rows_are_written_to_buffers_that_a_graph_may_hold(executor_class: ExecutorClass) -> None:
+    """Requests behind the batch are empty, and indices behind the last one left alone."""
+    tables = two_requests(executor_class())
+    lengths = np.array([17, 33], np.int32)
+    ids, slots = buffers(10), buffers(60, torch.int64)
+    addresses = [buffer.data_ptr() for buffer in (*ids, *slots)]
+
+    found = tables.gather_csr(0, lengths, 2, out=ids)
+    tokens = tables.gather_token_csr(0, lengths, 2, out=slots)
+
+    assert found is ids
+    assert tokens is slots
+    assert [buffer.data_ptr() for buffer in (*found, *tokens)] == addresses
+    fresh = tables.gather_csr(0, lengths, 2)
+    assert found.indptr.tolist() == [*fresh.indptr.tolist(), 8, 8]
+    assert found.indices.tolist() == [*fresh.indices.tolist(), POISON, POISON]
+    assert found.last_block_len.tolist() == [1, 1, 0, 0]
+    assert tokens.indptr.tolist() == [0, 17, 50, 50, 50]
+    own = tables.gather_token_csr(0, lengths, 2).indices.tolist()
+    assert tokens.indices.tolist() == [*own, *[POISON] * 10]
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        pytest.param(buffers(7), id="indices-too-few"),
+        pytest.param(buffers(10, requests=1), id="requests-too-few"),
+        pytest.param(buffers(10, torch.int64), id="slots-for-ids"),
+        pytest.param(
+            buffers(10)._replace(indptr=torch.zeros(10, dtype=torch.int32)[::2]), id="gaps"
+        ),
+        pytest.param(tuple(buffers(10)), id="a-tuple"),
+        pytest.param(buffers(10)._replace(indices=[0] * 10), id="a-list"),
+    ],
+)
+def test_buffers_without_room_are_refused_before_anything_is_written(out: CsrTable) -> None:
+    tables = two_requests()
+    before = [torch.as_tensor(buffer).clone() for buffer in out]
+
+    with pytest.raises(WidthMismatchError, match="out"):
+        tables.gather_csr(0, np.array([17, 33], np.int32), 2, out=out)
+
+    assert all(map(torch.equal, map(torch.as_tensor, out), before))
+
+
+def test_a_length_past_the_blocks_of_its_row_is_refused() -> None:
+    """The global length where the rank's own one is meant, too."""
+    context = ContextParallel(size=4, rank=1, interleave=1)
+    limits = ServingLimits(
+        max_model_len=1024, max_num_reqs=4, max_num_batched_tokens=8, context_parallel=context
+    )
+    (layout,) = plan_groups(limits, AttentionSpec(block_size=64))
+    tables = StagedBlockTables([layout], device="cpu")
+    tables.append_block_ids(0, [[5, 6]])
+    tables.append_block_ids(2, [[7]])
+    tables.step(batch_of([2, 0]))
+    tables.append_block_ids(0, [[8]])
+
+    with pytest.raises(RowOverflowError) as refused:
+        tables.gather_csr(0, np.array([0, 512], np.int32), 2)
+
+    text = str(refused.value)
+    for part in ("512", "request 1 holds 2 blocks of 64", "128 tokens", "layout.local_length"):
+        assert part in text
+    assert refused.value.facts == {
+        "request": 1, "group": 0, "seq_len": 512, "held": 2, "capacity": 128,
+    }  # fmt: skip
+    assert tables.gather_csr(0, np.array([64, 128], np.int32), 2).indices.tolist() == [7, 5, 6]
+    tables.step(batch_of([2, 0, 0]))
+    longer = tables.gather_csr(0, np.array([0, 192, 129], np.int32), 3).indices.tolist()
+    assert longer == [5, 6, 8] * 2
+    with pytest.raises(RowOverflowError, match="request 3 holds 0 blocks"):
+        tables.gather_csr(0, np.array([0, 0, 0, 1], np.int32), 4)

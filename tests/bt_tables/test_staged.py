@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.support.tables import batch_of, columns, on_twin_and_kernel, plan_gro
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
 from bt_tables._storage import Storage
-from bt_tables.devices import Executor, StepLaunch
+from bt_tables.devices import CpuExecutor, Executor, StepLaunch
 from bt_width import (
     PAD_SLOT,
     AttentionSpec,
@@ -675,3 +676,103 @@ def test_every_place_of_a_row_follows_its_edits_without_a_gather(
     tables.append_block_ids(4, [[3]])
     tables.compute_slot_mappings(*batch_of([4], [[0]])[:3], 1)
     assert [row[:4] for row in table.tolist()] == [[0, 0, 0, 0], [7, 9, 3, 0], [7, 9, 3, 0]]
+
+
+def test_a_bad_id_among_many_is_named_with_its_row_group_and_pool() -> None:
+    layouts = plan_groups(
+        ServingLimits(max_model_len=512, max_num_reqs=200, max_num_batched_tokens=8), *[SPEC] * 3
+    )
+    tables = StagedBlockTables(layouts, device="cpu", num_blocks=[1000, 50, 1000])
+    rows = np.arange(200, dtype=np.int32)[::-1].copy()
+    counts = np.full((200, 3), 2, np.int32)
+    ids = np.full(counts.sum(), 7, np.int32)
+    ids[6 * 77 + 3] = 99
+
+    with pytest.raises(InvalidEditError, match="row 122 gets block id 99 in group 1") as refused:
+        tables.stage(rows, counts, ids)
+
+    assert refused.value.facts == {"row": 122, "group": 1, "id": 99, "max_id": 49}
+    assert "0..49" in str(refused.value)
+
+
+@pytest.mark.parametrize("ids", [[1, True], [True, 5], [False], [0, False], [np.True_, 2]], ids=str)
+@pytest.mark.parametrize("padding", [0, 100], ids=["short", "long"])
+def test_a_bool_among_ids_is_refused(ids: list[Any], padding: int) -> None:
+    tables = StagedBlockTables(plan_groups(replace(LIMITS, max_model_len=4096), SPEC), device="cpu")
+    held = [*range(2, 2 + padding), *ids]
+
+    with pytest.raises(InvalidEditError, match="must be ints"):
+        tables.append_block_ids(0, [held])
+    with pytest.raises(InvalidEditError, match="must be ints"):
+        tables.append_block_ids(0, [np.array(held, np.bool_)])
+
+    assert tables.num_blocks(0, 0) == 0
+
+
+def test_the_blocks_that_a_row_holds_are_known_before_a_launch() -> None:
+    tables = StagedBlockTables(plan_groups(LIMITS, SPEC, SPEC), device="cpu")
+    tables.append_block_ids(1, [[5, 6], [7]])
+    tables.stage(
+        np.array([1, 2], np.int32), np.array([[1, 0], [0, 2]], np.int32), np.ones(3, np.int32)
+    )
+    tables.append_block_ids(1, [[8], [9, 10]])
+    tables.null_prefix(1, 0, 3)
+
+    def held() -> list[list[int]]:
+        return [[tables.num_blocks(row, group) for group in range(2)] for row in range(3)]
+
+    assert held() == [[0, 0], [4, 3], [0, 2]]
+    tables.apply_staged_writes()
+    tables.clear_row(2)
+    assert held() == [[0, 0], [4, 3], [0, 0]]
+    for row, group in ((6, 0), (-1, 0), (0, 2), (True, 0)):
+        with pytest.raises(InvalidEditError):
+            tables.num_blocks(row, group)
+
+
+def test_rows_can_be_looked_at_without_disturbing_the_batch() -> None:
+    executor = CheckedExecutor()
+    tables = one_group(executor)
+    tables.append_block_ids(4, [[5, 6]])
+    batch = batch_of([4], [[17]])
+    tables.step(batch)
+    tables.append_block_ids(4, [[7]])
+    launches = executor.counts.launches
+
+    shown = tables.rows(0)
+
+    assert columns(shown, 4, 2) == [5, 6]
+    assert shown.shape == (6, tables.layouts[0].width)
+    assert executor.counts.launches == launches
+    tables.step(batch)
+    assert columns(shown, 4, 3) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param(replace(LIMITS, max_num_reqs=10**9), id="rows"),
+        pytest.param(replace(LIMITS, max_num_batched_tokens=10**12), id="tokens"),
+        pytest.param(replace(LIMITS, max_model_len=10**14), id="columns"),
+    ],
+)
+@pytest.mark.parametrize("tables_class", [StagedBlockTables, MultiGroupBlockTable])
+def test_tables_that_memory_cannot_hold_are_refused_before_any_is_taken(
+    tables_class: type[StagedBlockTables | MultiGroupBlockTable], limits: ServingLimits
+) -> None:
+    executor = CheckedExecutor()
+
+    with pytest.raises(InvalidSpecError, match=r"need [\d,]+ bytes on cpu.* lower one") as refused:
+        tables_class(plan_groups(limits, SPEC), device=executor)
+
+    assert executor.num_allocations == 0
+    assert refused.value.facts["max_num_reqs"] == limits.max_num_reqs
+
+
+def test_memory_that_is_not_given_is_said_in_one_error() -> None:
+    class Poor(CpuExecutor):
+        def full(self, size: int, dtype: torch.dtype, value: int) -> torch.Tensor:
+            raise RuntimeError("can't allocate memory")
+
+    with pytest.raises(InvalidSpecError, match="lower one"):
+        one_group(Poor())

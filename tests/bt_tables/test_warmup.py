@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.support.executors import CheckedExecutor, InterpretedExecutor
+from tests.support.executors import CheckedExecutor, InterpretedExecutor, LateExecutor
 from tests.support.tables import batch_of, columns, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables
@@ -67,3 +67,17 @@ def test_a_warmup_between_steps_changes_nothing(
     after = tables.step(batch_of([1], [[17]])).block_tables
     assert columns(after[0], 0, 6) == [10, 11, 12, 13, 14, 15]
     assert columns(after[1], 0, 1) == [3]
+
+
+@pytest.mark.parametrize("tables_class", [StagedBlockTables, MultiGroupBlockTable])
+def test_a_warmup_returns_after_the_device_has_done_it(
+    tables_class: type[StagedBlockTables | MultiGroupBlockTable],
+) -> None:
+    """Otherwise it would read a packet that was given back, or be counted as a step's time."""
+    executor = LateExecutor()
+    tables = tables_class(LAYOUTS, device=executor)
+
+    tables._rows.warm_up()
+    assert executor.mark() == executor.done > 0
+    tables.warmup()
+    assert executor.mark() == executor.done

@@ -203,6 +203,11 @@ class LateExecutor(CpuExecutor):
 
         return launch
 
+    @property
+    def done(self) -> int:
+        """How much of what was queued was done."""
+        return self._done
+
     def mark(self) -> int:
         """Return a mark behind everything queued."""
         return len(self._queue)

@@ -278,7 +278,6 @@ def _row_of_token(
     query_start_ptr += tl.load(packet_ptr + QUERY_START_AT)
     num_tokens = tl.load(query_start_ptr + num_requests)
     num_tokens = tl.minimum(num_tokens, tl.load(packet_ptr + MAX_TOKENS))
-    num_tokens = tl.where(num_requests > 0, num_tokens, 0)
     is_real = token < num_tokens
     # the last request that starts at or before the token; empty ones start where it ends
     low = tl.zeros_like(token)
