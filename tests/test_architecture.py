@@ -21,6 +21,7 @@ from tests.support.source_trees import (
     modules,
     read_module,
     source_folder,
+    split_arithmetic,
 )
 
 PROBE = """
@@ -252,6 +253,54 @@ def test_a3_only_bt_width_calculates_with_the_length_limit(package: str) -> None
     found = {module.name: length_arithmetic(module.tree) for module in modules(package)}
 
     assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+ADDRESSING = {"bt_tables.reference.addressing", "bt_tables.kernels.addressing"}
+"""The one vectorised reference and the one device function of each address calculation."""
+
+
+SPLIT_ELSEWHERE = {
+    "bt_builders.batch.geometry",
+    "bt_builders.kernels.step_drafts",
+    "bt_builders.kernels.tokens",
+    "bt_builders.mla.context",
+    "bt_builders.reference",
+    "bt_runner.kv_cache_manager",
+    "bt_runner.soak.scenario",
+    "bt_tables.sanitizer.kernel",
+}
+"""Modules that still calculate by themselves; none may be added."""
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:])
+def test_only_the_addressing_modules_calculate_with_the_split_over_ranks(package: str) -> None:
+    """One pure function in bt-width, one reference and one device function stand for all."""
+    found = {module.name: split_arithmetic(module.tree) for module in modules(package)}
+
+    assert {name for name, lines in found.items() if lines} <= ADDRESSING | SPLIT_ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "local = run // shards * interleave",
+        "rank = position // addressing.interleave % addressing.shards",
+        "turns = lens // (SHARDS * INTERLEAVE)",
+        "x += layout.shards",
+        "block, within = divmod(position, size * facts.shards)",
+        "n = divmod(position, facts.interleave)",
+    ],
+)
+def test_a_calculation_with_the_split_is_seen(line: str) -> None:
+    """The test above can fail."""
+    assert split_arithmetic(ast.parse(line)) == [1]
+
+
+@pytest.mark.parametrize(
+    "line", ["if layout.shards > 1: pass", "f(shards=addressing.shards)", "n = ranks // 2"]
+)
+def test_the_split_handed_on_or_compared_is_no_calculation(line: str) -> None:
+    assert split_arithmetic(ast.parse(line)) == []
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,19 @@ def length_arithmetic(tree: ast.AST) -> list[int]:
     )
 
 
+def split_arithmetic(tree: ast.AST) -> list[int]:
+    """Lines that calculate with ``shards`` or ``interleave``, whatever they belong to."""
+    names = {"shards", "interleave"}
+    return sorted(
+        {
+            operand.lineno
+            for node in ast.walk(tree)
+            for operand in _operands(node)
+            if name_of(operand).lower() in names
+        }
+    )
+
+
 def _operands(node: ast.AST) -> list[ast.expr]:
     match node:
         case ast.BinOp(left=left, right=right):

@@ -445,9 +445,7 @@ class EditChecks:
             return self._many_ids(row, block_ids, held)
         return ListedIds(totals, found)
 
-    def _many_ids(
-        self, row: int, block_ids: Sequence[Sequence[int]], held: list[int]
-    ) -> ListedIds:
+    def _many_ids(self, row: int, block_ids: Sequence[Sequence[int]], held: list[int]) -> ListedIds:
         try:
             counts = [len(ids) for ids in block_ids]
         except TypeError:

@@ -69,9 +69,9 @@ WIDTH = _group("width")
 SPLIT = _group("kernel_blocks_per_block")
 BLOCK_SIZE = _group("block_size")
 KERNEL_BLOCK_SIZE = _group("kernel_block_size")
-SHARDS = _group("shards")
-RANK = _group("rank")
-INTERLEAVE = _group("interleave")
+SHARDS_AT = _group("shards")
+RANK_AT = _group("rank")
+INTERLEAVE_AT = _group("interleave")
 ADVANCES = _group("advances")
 SLOT_BLOCKS = _group("slot_blocks")
 
@@ -219,9 +219,9 @@ def _map_slots(
     group_ptr = groups_ptr + group * GROUP_INTS
     is_ours, local = locate_local(
         position,
-        tl.load(group_ptr + SHARDS).to(tl.int32),
-        tl.load(group_ptr + RANK).to(tl.int32),
-        tl.load(group_ptr + INTERLEAVE).to(tl.int32),
+        tl.load(group_ptr + SHARDS_AT).to(tl.int32),
+        tl.load(group_ptr + RANK_AT).to(tl.int32),
+        tl.load(group_ptr + INTERLEAVE_AT).to(tl.int32),
     )
     block_size = tl.load(group_ptr + BLOCK_SIZE).to(tl.int32)
     block = local // block_size * tl.load(group_ptr + ADVANCES).to(tl.int32)
