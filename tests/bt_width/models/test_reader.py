@@ -95,6 +95,25 @@ def test_the_language_model_of_a_multimodal_config_is_entered(wrapper: str, key:
     assert model == read_model(text)
 
 
+def test_a_language_model_may_lie_two_configs_deep() -> None:
+    config = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": LLAMA}}
+
+    assert read_model(config) == read_model(LLAMA)
+
+
+def test_a_config_that_is_nested_on_and_on_is_refused_at_once() -> None:
+    config: Config = dict(LLAMA)
+    for _ in range(100_000):
+        config = {"text_config": config}
+    started = time.process_time()
+
+    with pytest.raises(UnknownModelError, match="model_type"):
+        read_model(config)
+    assert time.process_time() - started < 1
+    while "text_config" in config:  # a list of such depth cannot be freed in one go
+        config = config["text_config"]  # type: ignore[assignment]  # it is a Config
+
+
 def test_a_renamed_kin_of_deepseek_is_read_by_its_keys() -> None:
     assert kept({**model_configs.deepseek_v3(), "model_type": "kimi_k2"}) == {LATENT: 61}
 

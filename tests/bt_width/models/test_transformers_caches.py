@@ -242,6 +242,10 @@ CASES: list[tuple[str, Settings]] = [
     ("hy_v4", {**LATENT, **INDEXER, "indexer_types": ["full", "shared", "full", "shared"]}),
     ("qwen2_vl_text", {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}),
     ("qwen3_vl_text", HEAD),
+    ("glm4v_text", {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}),
+    ("qwen2_5_omni_text", {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}),
+    ("qwen3_omni_moe_text", {**HEAD, **EXPERTS}),
+    ("gpt_neox", {"num_key_value_heads": 4}),
     ("qwen3_vl_moe_text", {**HEAD, **EXPERTS}),
     ("minimax", {**HEAD, **EXPERTS, "layer_types": ["linear_attention", "full_attention"] * 2}),
     ("lfm2", {"conv_L_cache": 3, "full_attn_idxs": [1, 3]}),
@@ -387,11 +391,19 @@ def _run(model_type: str, settings: Settings) -> tuple[ModelCaches, list[dict[st
     return read_model(published), list(_kept_of(cache))
 
 
+INNER_MODELS = {
+    "step3p5": ("step3p7", "Step3p7TextModel"),
+    "qwen2_5_omni_text": ("qwen2_5_omni", "Qwen2_5OmniThinkerTextModel"),
+    "qwen3_omni_moe_text": ("qwen3_omni_moe", "Qwen3OmniMoeThinkerTextModel"),
+}
+"""Language models of multimodal ones, which AutoModel does not make alone."""
+
+
 def _model_class(model_type: str) -> Any:
-    if model_type == "step3p5":
-        # the language model of a multimodal one, which AutoModel does not make alone
-        module = importlib.import_module("transformers.models.step3p7.modeling_step3p7")
-        return module.Step3p7TextModel
+    if model_type in INNER_MODELS:
+        folder, name = INNER_MODELS[model_type]
+        module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+        return getattr(module, name)
     return transformers.AutoModel._model_mapping[transformers.CONFIG_MAPPING[model_type]]
 
 

@@ -156,11 +156,13 @@ _PLAIN: Mapping[str, _Plain] = {
         (
             *("llama", "granite", "granitemoe", "granitemoeshared", "olmo", "olmo2", "olmoe"),
             *("flex_olmo", "phi", "cohere", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"),
-            *("arcee", "nemotron", "jais2", "persimmon"),
+            *("arcee", "nemotron", "jais2", "persimmon", "gpt_neox"),
         ),
         _Plain(all_heads=True),
     ),
-    **dict.fromkeys(("stablelm", "ernie4_5_moe", "bitnet", "qwen3_vl_moe_text"), _Plain()),
+    **dict.fromkeys(
+        ("stablelm", "ernie4_5_moe", "bitnet", "qwen3_vl_moe_text", "glm4v_text"), _Plain()
+    ),
     **dict.fromkeys(
         (
             *("gemma", "glm", "glm4", "minimax_m2", "seed_oss", "internlm3", "helium", "ernie4_5"),
@@ -177,10 +179,15 @@ _PLAIN: Mapping[str, _Plain] = {
     "qwen3": _Plain(_windows_after, own_head_dim=False),
     # older configs of the VL forms have the language model's keys at the top
     **dict.fromkeys(
-        ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _Plain(_windows_after)
+        (
+            *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+            "qwen2_5_omni_text",
+        ),
+        _Plain(_windows_after),
     ),
     "qwen2_moe": _Plain(_windows_if_used),
     "qwen3_moe": _Plain(_windows_if_used),
+    "qwen3_omni_moe_text": _Plain(_windows_if_used),
     "smollm3": _Plain(_windows_if_used),
     "gpt_oss": _Plain(_every(2), own_head_dim=False),
     "gemma2": _GEMMA,

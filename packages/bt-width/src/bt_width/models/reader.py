@@ -9,7 +9,10 @@ from .families import FAMILIES
 from .fields import Fields
 from .model import ModelCaches
 
-_TEXT_CONFIGS = ("text_config", "language_config", "llm_config")
+_TEXT_CONFIGS = ("text_config", "language_config", "llm_config", "thinker_config")
+
+_MAX_DEPTH = 2
+"""How deep a language model's config may lie in others."""
 
 _REFUSALS = (
     ("is_encoder_decoder", "caches of cross-attention are not planned here"),
@@ -35,10 +38,11 @@ def read_model(config: Mapping[str, object]) -> ModelCaches:
     """
     outer = Fields.of(config)
     fields = outer
-    for name in _TEXT_CONFIGS:
-        if outer.has(name):
-            fields = outer.inside(name)
+    for _ in range(_MAX_DEPTH):
+        inner = next((name for name in _TEXT_CONFIGS if fields.has(name)), None)
+        if inner is None:
             break
+        fields = fields.inside(inner)
     for key, why in _REFUSALS:
         for place in (outer, fields):
             if place.raw(key) not in (None, False, [], ()):
