@@ -136,6 +136,7 @@ def test_layers_that_share_a_cache_keep_nothing() -> None:
     }
 
     assert kept(config) == {heads(8, 256): 2, heads(8, 256, 512): 2}
+    assert read_model(config).layers[4:] == ((), ())
 
 
 @pytest.mark.parametrize(

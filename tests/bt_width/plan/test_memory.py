@@ -110,6 +110,20 @@ def test_a_known_answer() -> None:
     assert pool.num_blocks == 1 + (80 * GIB - 5_928_192) // 5_928_192 == 14_489
 
 
+def test_a_window_holds_what_a_decoding_request_sees_and_a_steps_prompts_once() -> None:
+    """A window of 1,024 reaches into 17 blocks of 64; 512 prompt tokens take 8 blocks more."""
+    full, window = fit(planned(GEMMA), 80 * GIB, at_len=8192, pp=1).pools
+
+    assert (full.blocks_per_request, full.headroom) == (128, 1)
+    assert (window.blocks_per_request, window.headroom) == (17, 1 + 8)
+
+
+def test_a_request_shorter_than_its_window_takes_its_own_blocks() -> None:
+    _, window = fit(planned(GEMMA), 80 * GIB, at_len=100, pp=1).pools
+
+    assert window.blocks_per_request == 2
+
+
 def test_context_parallel_ranks_share_the_tokens_of_a_request() -> None:
     one = fit(planned(model_configs.glm_5_2()), 80 * GIB, at_len=8192, pp=1)
     two = fit(planned(model_configs.glm_5_2(), dcp=2), 80 * GIB, at_len=8192, pp=1)

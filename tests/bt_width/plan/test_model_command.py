@@ -91,6 +91,17 @@ def test_auto_is_never_longer_than_the_model_was_made_for(
     assert found["max_model_len"] == 8192
 
 
+def test_kernel_blocks_split_attention_and_never_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, model_configs.nemotron_h_8b())
+
+    groups = record(capsys, path, "--kernel-block-size", "16")["groups"]
+
+    assert [group["kernel_block_size"] for group in groups] == [16, 64]
+    assert groups[0]["width"] == 4 * 128
+
+
 def test_lengths_may_be_written_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_config(tmp_path, model_configs.glm_5_2())
 

@@ -138,18 +138,13 @@ def plan_model(args: argparse.Namespace) -> Plan:
     groups = groups_of(args, model, tp=args.tp)
     planned = plan_groups(args, groups, limits_of(args, longest_of(args, model)))
     if args.memory is None:
-        for option, value in (("--at-len", args.at_len), ("--max-model-len auto", _auto(args))):
-            if value is not None:
-                raise InvalidSpecError(f"{option} needs --memory", option=option)
+        if args.at_len is not None:
+            raise InvalidSpecError("--at-len needs --memory", option="--at-len")
         return Plan(planned, model)
-    if _auto(args):
+    if args.max_model_len == "auto":
         longest = longest_that_fits(planned, args.memory, args.pp)
         planned = plan_groups(args, groups, limits_of(args, longest))
     return Plan(planned, model, fit(planned, args.memory, at_len=args.at_len, pp=args.pp))
-
-
-def _auto(args: argparse.Namespace) -> bool | None:
-    return True if args.max_model_len == "auto" else None
 
 
 def _require_shared_heads(args: argparse.Namespace, model: ModelCaches) -> None:

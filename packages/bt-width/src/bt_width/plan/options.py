@@ -154,12 +154,15 @@ def longest_of(args: argparse.Namespace, model: ModelCaches) -> int:
     """Return the longest request that the options or the config allow.
 
     Raises:
-        InvalidSpecError: Neither says.
+        InvalidSpecError: Neither says, or it is left to a memory that is not given.
     """
     if isinstance(args.max_model_len, int):
         return args.max_model_len
+    is_auto = args.max_model_len == "auto"
+    if is_auto and getattr(args, "memory", None) is None:
+        raise InvalidSpecError("--max-model-len auto needs --memory", option="--max-model-len")
     if model.max_positions is None:
-        if args.max_model_len == "auto":
+        if is_auto:
             return MAX_POSITION + 1
         raise InvalidSpecError(
             f"{args.config} lacks max_position_embeddings; give --max-model-len",
