@@ -7,7 +7,7 @@ turns drive our tables, the baseline and the check that both hold the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,12 +34,14 @@ class Turn:
         counts: Ids of each row and group, [M, G] int32.
         ids: Flat int32: row by row, within a row group by group.
         overwrite: Whether the ids replace what the rows hold.
+        swaps: Pairs of rows that change places in the batch.
     """
 
     rows: IntArray
     counts: IntArray
     ids: IntArray
     overwrite: bool = False
+    swaps: tuple[tuple[int, int], ...] = ()
 
     def lists(self) -> list[tuple[int, list[list[int]]]]:
         """The same as Python lists: each row with its ids, group by group."""
@@ -104,6 +106,17 @@ def prompt(step: int) -> Turn:
 
 
 WORKLOADS: dict[str, Callable[[int], Turn]] = {"steady": steady, "burst": burst, "prompt": prompt}
+
+
+def swaps(step: int) -> Turn:
+    """Sixteen pairs of rows change places."""
+    pairs = tuple(
+        ((step + 2 * pair) % REQUESTS, (step + 2 * pair + 1) % REQUESTS) for pair in range(16)
+    )
+    return replace(_turn(np.empty(0, np.int32), 0), swaps=pairs)
+
+
+SWAPS: dict[str, Callable[[int], Turn]] = {"16 swaps": swaps}
 
 
 class WholeRows:

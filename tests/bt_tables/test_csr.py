@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -190,7 +191,7 @@ def test_rows_are_written_to_buffers_that_a_graph_may_hold(executor_class: Execu
             buffers(10)._replace(indptr=torch.zeros(10, dtype=torch.int32)[::2]), id="gaps"
         ),
         pytest.param(tuple(buffers(10)), id="a-tuple"),
-        pytest.param(buffers(10)._replace(indices=[0] * 10), id="a-list"),
+        pytest.param(buffers(10)._replace(indices=cast(Any, [0] * 10)), id="a-list"),
     ],
 )
 def test_buffers_without_room_are_refused_before_anything_is_written(out: CsrTable) -> None:

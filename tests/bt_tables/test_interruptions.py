@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
@@ -212,7 +213,7 @@ def check_interruptions(
         tables, before = make()
         _, after = make()
         operation.then(after)
-        ended = not interrupt_at(place, MODULES, lambda tables=tables: operation.call(tables))
+        ended = not interrupt_at(place, MODULES, partial(operation.call, tables))
         interrupted += not ended
         outcomes = [after] if ended else [before, after]
         if number % 2:

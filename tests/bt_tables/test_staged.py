@@ -704,7 +704,7 @@ def test_a_bool_among_ids_is_refused(ids: list[Any], padding: int) -> None:
     with pytest.raises(InvalidEditError, match="must be ints"):
         tables.append_block_ids(0, [held])
     with pytest.raises(InvalidEditError, match="must be ints"):
-        tables.append_block_ids(0, [np.array(held, np.bool_)])
+        tables.append_block_ids(0, [np.array(held, np.bool_)])  # type: ignore[list-item]  # no list
 
     assert tables.num_blocks(0, 0) == 0
 

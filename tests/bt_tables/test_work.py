@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -218,3 +221,30 @@ def test_a_commit_sends_the_dirty_span_of_each_row() -> None:
     assert executor.counts.bytes_sent <= 2048
     # in the rows, and in the batch rows that mirror them
     assert executor.counts.elements_written == STEADY_ROWS * (1 + 4) * 2
+
+
+@pytest.mark.fast
+def test_a_step_can_be_read_in_ten_files() -> None:
+    """As many as a step on the CPU comes through, from the call to what it leaves."""
+    limits = ServingLimits(max_model_len=4096, max_num_reqs=4, max_num_batched_tokens=8)
+    spec = AttentionSpec(block_size=16)
+    tables = StagedBlockTables(plan_groups(limits, spec, (spec, 8)), device="cpu")
+    tables.append_block_ids(0, [[1], [2]])
+    tables.step(batch_of([0], [[0]]))
+    tables.append_block_ids(0, [[3], [4]])
+    files = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "bt_" in frame.f_code.co_filename:
+            files.add(Path(frame.f_code.co_filename).name)
+
+    sys.setprofile(note)
+    try:
+        tables.step(batch_of([1, 0], [[], [16]]))
+    finally:
+        sys.setprofile(None)
+
+    files.discard(Path(__file__).name)
+    files.discard("tables.py")
+    assert len(files) <= 10, files
+    assert "_rows.py" in files
