@@ -572,14 +572,13 @@ class DeviceRows:
         if not self._are_new(index, staged):
             self._stage_again(index, counts, ids, replaces, nulled, named)
             return
-        found = self._ints.take(index, axis=0)
-        fields = found.view(form.fields).reshape(-1)
+        lines = self._lines.take(index)
+        fields, found = lines.view(form.fields), lines.view(INT32).reshape(-1, form.size)
         totals, room = counts, self._room[: len(index)]
         fields["before"] = fields["after"]
         if replaces is True:
             found[:, form.keep] = 0
             found[:, form.after] = 0
-            totals = np.ascontiguousarray(counts)
         else:
             if replaces is not False:
                 emptied = found[replaces]
@@ -593,8 +592,10 @@ class DeviceRows:
         self.checks.ids(named, counts, ids)
         packet, used = self._packet_with(staged, ids)
         ends += used - len(ids)
-        fields["base"] = (ends.reshape(totals.shape) - totals).view(form.of_groups).reshape(-1)
-        fields["blocks"] = totals.view(form.of_groups).reshape(-1)
+        flat_totals = totals.reshape(-1)
+        ends -= flat_totals
+        fields["base"] = ends.view(form.of_groups)
+        fields["blocks"] = flat_totals.view(form.of_groups)
         if nulled is not None:
             found[:, form.nulled] = nulled
         longest = len(ids) if replaces is False and nulled is None else self._longest_row
@@ -605,12 +606,12 @@ class DeviceRows:
             packet,
             used,
         )
-        self.pending = partial(self._put, index, found, index, staged)
+        self.pending = partial(self._put, index, lines, index, staged)
         self.finish()
 
-    def _put(self, index: IntArray, records: IntArray, new: IntArray, staged: Staged) -> None:
+    def _put(self, index: IntArray, lines: IntArray, new: IntArray, staged: Staged) -> None:
         """Write the records of distinct rows, of which some are new among those that wait."""
-        self._lines[index] = records.view(self._form.line).reshape(-1)
+        self._lines[index] = lines
         self._staged_in[new] = staged.generation
         self._waiting[staged.num_rows - len(new) : staged.num_rows] = new
         self._staged = staged
@@ -693,7 +694,7 @@ class DeviceRows:
         staged = Staged(
             staged.generation, staged.num_rows + len(new), self._longest_row, packet, used
         )
-        self.change(partial(self._put, rows, records, new, staged))
+        self.change(partial(self._put, rows, records.view(form.line).reshape(-1), new, staged))
 
     # the batch
 
