@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,14 @@ import numpy as np
 import pytest
 
 from bt_runner.block_pool import BlockPool
-from bt_runner.prefix_cache import PrefixCache, PrefixHashes, TokenHashes, TraceHashes
+from bt_runner.prefix_cache import (
+    Filled,
+    PrefixCache,
+    PrefixHashes,
+    ReadTokens,
+    TokenHashes,
+    TraceHashes,
+)
 from bt_width import (
     NULL_BLOCK,
     AttentionSpec,
@@ -28,6 +34,10 @@ LIMITS = ServingLimits(max_model_len=4096, max_num_reqs=4, max_num_batched_token
 FULL = AttentionSpec(block_size=16)
 WINDOW = SlidingWindowSpec(block_size=16, window=33)
 STATES = MambaSpec(block_size=32, mode="align")
+
+
+def _reader(tokens: Sequence[int]) -> ReadTokens:
+    return lambda start, end: np.array(tokens[start:end])
 
 
 @dataclass
@@ -53,7 +63,7 @@ class _Cache:
     def start(self, tokens: Sequence[int]) -> _Row:
         """Begin a request with what is cached of its tokens."""
         row = _Row(list(tokens), self.cache.hashes())
-        row.hashes.extend(len(tokens), lambda: np.array(tokens))
+        row.hashes.extend(len(tokens), _reader(tokens))
         row.num_computed = self.cache.longest(row.hashes, len(tokens) - 1)
         row.block_ids = [ids.tolist() for ids in self.cache.acquire(row.hashes, row.num_computed)]
         return row
@@ -67,14 +77,9 @@ class _Cache:
                 ids += [NULL_BLOCK] * (missing - 1)
                 missing = min(missing, 1)
             ids += pool.allocate(max(missing, 0)).tolist()
-        row.hashes.extend(end, lambda: np.array(row.tokens))
-        self.cache.keep(
-            row.hashes,
-            row.num_computed,
-            end,
-            lambda group: np.array(row.block_ids[group], np.int32),
-            every_state=every_state,
-        )
+        row.hashes.extend(end, _reader(row.tokens))
+        filled = Filled(0, row.hashes, row.num_computed, end, every_state)
+        self.cache.keep([filled], [np.array([ids], np.int32) for ids in row.block_ids])
         row.num_computed = end
         for layout, pool, ids in zip(self.layouts, self.pools, row.block_ids, strict=True):
             num_dead = min(layout.num_expired_blocks(end), len(ids))
@@ -236,8 +241,8 @@ class TestHitLength:
         assert cache.reason_for_none is not None
         assert reason in cache.reason_for_none
         hashes = cache.hashes()
-        hashes.extend(64, lambda: np.arange(64))
-        cache.keep(hashes, 0, 64, lambda _: np.ones(9, np.int32), every_state=True)
+        hashes.extend(64, _reader(range(64)))
+        cache.keep([Filled(0, hashes, 0, 64, True)], [np.ones((1, 9), np.int32)] * 2)
         assert cache.longest(hashes, 64) == 0
 
     def test_blocks_of_shards_hold_the_tokens_of_all_ranks(self) -> None:
@@ -266,7 +271,7 @@ class TestHitLength:
                 context_parallel=parallel,
             )
             hashes = _Cache(FULL, limits=limits).cache.hashes()
-            hashes.extend(64, lambda: np.arange(64))
+            hashes.extend(64, _reader(range(64)))
             names.append([hashes.at(32), hashes.at(64)])
         assert names[0] == names[1]
 
@@ -318,21 +323,21 @@ class TestChunkEnds:
 class TestTokenHashes:
     def test_hashes_do_not_depend_on_how_the_tokens_arrived(self) -> None:
         whole, parts = TokenHashes(b"root", 4), TokenHashes(b"root", 4)
-        tokens = np.arange(40)
-        whole.extend(40, lambda: tokens)
+        tokens = range(40)
+        whole.extend(40, _reader(tokens))
         for end in (1, 4, 7, 9, 30, 40):
-            parts.extend(end, lambda: tokens)
+            parts.extend(end, _reader(tokens))
         assert [whole.at(n) for n in range(4, 41, 4)] == [parts.at(n) for n in range(4, 41, 4)]
 
     def test_tokens_are_read_only_where_a_block_is_complete(self) -> None:
         hashes = TokenHashes(b"root", 4)
-        hashes.extend(3, lambda: pytest.fail("nothing to hash"))
+        hashes.extend(3, lambda start, end: pytest.fail("nothing to hash"))
         assert hashes.num_hashed == 0
 
     def test_a_hash_names_root_tokens_and_their_order(self) -> None:
         def name(root: bytes, tokens: list[int]) -> bytes:
             hashes = TokenHashes(root, 2)
-            hashes.extend(len(tokens), lambda: np.array(tokens))
+            hashes.extend(len(tokens), _reader(tokens))
             return hashes.at(len(tokens))
 
         names = [
@@ -350,7 +355,7 @@ class TestTokenHashes:
         roots = []
         for specs in ([FULL], [FULL, WINDOW], [AttentionSpec(block_size=16, sharded=False)]):
             hashes = _Cache(*specs).cache.hashes()
-            hashes.extend(16, lambda: np.arange(16))
+            hashes.extend(16, _reader(range(16)))
             roots.append(hashes.at(16))
         assert len(set(roots)) == 3
 
@@ -432,7 +437,7 @@ def test_hits_are_those_of_a_search_through_all_kept_blocks(seed: int) -> None:
             draw.randrange(2) for _ in range(draw.randint(0, 20))
         ]
         hashes = cache.cache.hashes()
-        hashes.extend(len(tokens), functools.partial(np.array, tokens))
+        hashes.extend(len(tokens), _reader(tokens))
         expected = _brute_force(cache, hashes, len(tokens) - 1)
         row = cache.start(tokens)
         assert row.num_computed == expected

@@ -264,11 +264,12 @@ class BlockPool:
             BadInputError: A block is not held; nothing is changed.
         """
         ids = np.asarray(block_ids, np.int32)
-        held = self._references[ids] > 0
-        if not (held | (ids == NULL_BLOCK)).all():
-            block_id = int(ids[np.argmin(held | (ids == NULL_BLOCK))])
-            raise BadInputError(f"block {block_id} is not held", block_id=block_id)
-        for block_id, block_hash in zip(ids.tolist(), hashes, strict=True):
+        listed, counts = ids.tolist(), self._references[ids].tolist()
+        if 0 in counts:
+            for block_id, count in zip(listed, counts, strict=True):
+                if not count and block_id != NULL_BLOCK:
+                    raise BadInputError(f"block {block_id} is not held", block_id=block_id)
+        for block_id, block_hash in zip(listed, hashes, strict=True):
             if block_id == NULL_BLOCK or block_id in self._hash_of:
                 continue
             if self._block_of.setdefault(block_hash, block_id) == block_id:

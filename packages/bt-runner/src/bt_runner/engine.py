@@ -41,6 +41,7 @@ from bt_runner.models.layers.pieces import WORKSPACE_BYTES
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.sharding import Alone, Ranks, Sharding, require_one_plan
 from bt_runner.models.weights import Weights, require_weights
+from bt_runner.prefix_cache import PrefixCache
 from bt_runner.recorder import Recorder
 from bt_runner.requests import Ints, Request, SamplingParams, Tokens
 from bt_runner.sampler import Sampler
@@ -101,6 +102,11 @@ class EngineLoop:
     def pools(self) -> tuple[BlockPool, ...]:
         """The pool of each group."""
         return self._scheduler.kv.pools
+
+    @property
+    def prefixes(self) -> PrefixCache:
+        """What is cached of the beginnings of requests, and how much of it was hit."""
+        return self._scheduler.kv.prefixes
 
     @property
     def has_work(self) -> bool:
@@ -304,6 +310,7 @@ class Engine(EngineLoop):
         sanitizes: bool = False,
         max_steps_in_flight: int = _MAX_STEPS_IN_FLIGHT,
         workspace_bytes: int = WORKSPACE_BYTES,
+        prefix_caching: bool = True,
     ) -> None:
         """Plan the cache groups and allocate all there is.
 
@@ -323,6 +330,9 @@ class Engine(EngineLoop):
                 launches the next; with a drafter it is 1 whatever is asked.
             workspace_bytes: What the temporary tensors of a layer may take; work that needs
                 more is done in pieces.
+            prefix_caching: Whether requests that begin alike share what is computed for
+                it; no token depends on it. ``prefixes.reason_for_none`` says why a model
+                has nothing to share.
 
         Raises:
             BadInputError: One of them is not what it should be, or does not fit the others.
@@ -336,6 +346,7 @@ class Engine(EngineLoop):
         require_kind("options", options, CacheOptions)
         require_kind("graphs", graphs, GraphOptions)
         require_kind("sanitizes", sanitizes, bool)
+        require_kind("prefix_caching", prefix_caching, bool)
         require_int(
             "max_steps_in_flight", max_steps_in_flight, minimum=1, maximum=_MAX_STEPS_IN_FLIGHT
         )
@@ -358,7 +369,8 @@ class Engine(EngineLoop):
         sizes = pool_sizes(setup.layouts, num_blocks)
         # the caches first: they are refused where memory cannot hold so many blocks
         self._caches = Caches(self.groups, setup.layouts, sizes, dtype, device)
-        kv = KVCacheManager(setup.layouts, sizes)
+        names = [group.name for group in self.groups]
+        kv = KVCacheManager(setup.layouts, sizes, prefix_caching=prefix_caching, names=names)
         sharding = Sharding(ranks, limits.context_parallel.interleave)
         runner = ModelRunner(
             setup,

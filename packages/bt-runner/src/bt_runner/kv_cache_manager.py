@@ -15,6 +15,7 @@ import numpy as np
 from bt_runner.arguments import as_list, require_int
 from bt_runner.block_pool import BlockPool
 from bt_runner.errors import BadInputError, RequestRefusedError
+from bt_runner.prefix_cache import Filled, PrefixCache, PrefixHashes, ReadTokens
 from bt_runner.requests import Flags, Ints, Request, Tokens, ragged
 from bt_tables import StagedBlockTables
 from bt_width import NULL_BLOCK, BlockTableLayout
@@ -161,6 +162,12 @@ class GroupBlocks:
         self.num_null[rows] = dead
         return rows
 
+    def hold(self, row: int, block_ids: Tokens) -> None:
+        """Let an empty row begin with the blocks of a cached prefix, null ones first."""
+        self.block_ids[row, : len(block_ids)] = block_ids
+        self.held[row] = len(block_ids)
+        self.num_null[row] = np.count_nonzero(block_ids == NULL_BLOCK)
+
     def release(self, rows: Ints, last_step: int) -> None:
         """Give back all blocks of rows."""
         counts = self.held[rows] - self.num_null[rows]
@@ -211,10 +218,24 @@ class KVCacheManager:
 
     Attributes:
         groups: One entry per cache group.
+        prefixes: Finds what is cached of a request's tokens.
     """
 
-    def __init__(self, layouts: Sequence[BlockTableLayout], num_blocks: Sequence[int]) -> None:
+    def __init__(
+        self,
+        layouts: Sequence[BlockTableLayout],
+        num_blocks: Sequence[int],
+        *,
+        prefix_caching: bool = False,
+        names: Sequence[str] | None = None,
+    ) -> None:
         """Make one pool per group.
+
+        Args:
+            layouts: The groups' plans.
+            num_blocks: Blocks of each pool, the null block included.
+            prefix_caching: Whether requests share blocks of equal beginnings.
+            names: The groups' names, for messages.
 
         Raises:
             BadInputError: A pool is empty, or a group of states cannot hold a step's drafts.
@@ -235,6 +256,15 @@ class KVCacheManager:
         self._cleared: list[int] = []
         self._rewritten: set[int] = set()
         self._grown: list[tuple[int, Ints, Ints, Tokens]] = []
+        self.prefixes = PrefixCache(layouts, self.pools, names)
+        self._caches = prefix_caching and self.prefixes.reason_for_none is None
+        max_num_reqs = layouts[0].limits.max_num_reqs
+        # by row: tokens whose blocks can be found, and how many more tokens make another one so
+        self._num_findable: Ints = np.zeros(max_num_reqs, np.int64)
+        self._next_findable: Ints = np.zeros(max_num_reqs, np.int64)
+        self._requests: dict[int, Request] = {}
+        self._hashed: dict[int, tuple[PrefixHashes, ReadTokens]] = {}
+        self._hits: dict[int, int] = {}
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
@@ -268,11 +298,30 @@ class KVCacheManager:
 
     def start(self, row: int, request: Request) -> int:
         """Begin an empty row with the cached blocks of a request; return their tokens."""
-        return 0
+        if not self._caches:
+            return 0
+        if request.prefix_hashes is None:
+            request.prefix_hashes = self.prefixes.hashes()
+        hashes, num_tokens = request.prefix_hashes, request.num_tokens
+        hashes.extend(num_tokens, request.read)
+        # the last token is computed in any case: what follows it is chosen from its logits
+        num_hit = self.prefixes.longest(hashes, num_tokens - 1)
+        if num_hit:
+            for index, block_ids in enumerate(self.prefixes.acquire(hashes, num_hit)):
+                self.groups[index].hold(row, block_ids)
+                self._grown.append((index, np.array([row]), np.array([len(block_ids)]), block_ids))
+            self._hits[row] = num_hit
+        self._requests[row] = request
+        self._hashed[row] = hashes, request.read
+        self._num_findable[row] = num_hit
+        self._next_findable[row] = num_hit + self.prefixes.step
+        return num_hit
 
     def chunk_ends(self, num_computed: Ints, num_tokens: Ints) -> Ints:
         """Return where prefills end that compute at most ``num_tokens`` more."""
-        return num_computed + num_tokens
+        if not self._caches:
+            return num_computed + num_tokens
+        return self.prefixes.chunk_ends(num_computed, num_tokens)
 
     def allocate(self, rows: Ints, num_computed: Ints, seq_lens: Ints) -> int:
         """Give rows, first come first served, the blocks of a step.
@@ -300,6 +349,46 @@ class KVCacheManager:
                     self._rewritten.update(moved.tolist())
         return num_served
 
+    def keep(self, rows: Ints, num_computed: Ints, num_tokens: Ints, is_prefilling: Flags) -> None:
+        """Let other requests find the blocks that rows have filled.
+
+        Call it before ``advance``, which gives some of them back.
+
+        Args:
+            rows: [N].
+            num_computed: [N]; tokens that the steps launched so far compute for good: no
+                draft that may be rejected.
+            num_tokens: [R]; tokens of every row that the host knows.
+            is_prefilling: [N]; whether the last step computed a chunk of several tokens.
+        """
+        if not self._caches:
+            return
+        if self._hits:
+            for row in self._hits.keys() & set(rows.tolist()):
+                is_again = self._requests[row].num_preemptions > 0
+                self.prefixes.count_hit(self._hits.pop(row), is_again=is_again)
+        places = (num_computed >= self._next_findable[rows]).nonzero()[0]
+        if not len(places):
+            return
+        rows = rows[places]
+        known = np.minimum(num_computed[places], num_tokens[rows])
+        filled = [
+            self._filled(row, end, every_state=not is_chunk)
+            for row, end, is_chunk in zip(
+                rows.tolist(), known.tolist(), is_prefilling[places].tolist(), strict=True
+            )
+            if end >= self._next_findable[row]
+        ]
+        self.prefixes.keep(filled, [group.block_ids for group in self.groups])
+
+    def _filled(self, row: int, end: int, *, every_state: bool) -> Filled:
+        hashes, read = self._hashed[row]
+        hashes.extend(end, read)
+        start = int(self._num_findable[row])
+        self._num_findable[row] = end
+        self._next_findable[row] = end - end % self.prefixes.step + self.prefixes.step
+        return Filled(row, hashes, start, end, every_state)
+
     def advance(self, rows: Ints, num_computed: Ints, *, last_step: int) -> None:
         """Note how many tokens of rows are computed, and free what no later step reads."""
         for index, group in enumerate(self.groups):
@@ -313,6 +402,18 @@ class KVCacheManager:
         """Give back all blocks of rows."""
         for group in self.groups:
             group.release(rows, last_step)
+        if self._grown:
+            # who began with a cached prefix and found no room for more never ran
+            self._grown = [
+                (index, grown[stays], counts[stays], ids[np.repeat(stays, counts)])
+                for index, grown, counts, ids in self._grown
+                for stays in [~np.isin(grown, rows)]
+                if stays.any()
+            ]
+        for row in rows.tolist():
+            self._requests.pop(row, None)
+            self._hashed.pop(row, None)
+            self._hits.pop(row, None)
         self._cleared += rows.tolist()
         # what they gained since the last step has not reached the tables, and need not
         self._rewritten.difference_update(rows.tolist())
@@ -327,6 +428,7 @@ class KVCacheManager:
         """Take all blocks from all rows, whatever was under way."""
         for group in self.groups:
             group.reset(last_step)
+        self._requests, self._hashed, self._hits = {}, {}, {}
         self._forget_edits()
         self._cleared = list(range(self.groups[0].layout.limits.max_num_reqs))
 

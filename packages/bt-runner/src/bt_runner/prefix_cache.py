@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,9 @@ from bt_width import NULL_BLOCK, BlockTableLayout
 from bt_width.layout import MAX_POSITION
 
 _NUM_TOKENS_BYTES = 8
+
+ReadTokens: TypeAlias = Callable[[int, int], npt.NDArray[np.integer]]
+"""Returns a request's tokens from one position up to another."""
 
 
 class PrefixHashes(Protocol):
@@ -47,12 +50,12 @@ class PrefixHashes(Protocol):
         """Return the hash of the first ``num_tokens`` tokens; they end a block."""
         ...
 
-    def extend(self, num_tokens: int, tokens: Callable[[], npt.NDArray[np.integer]]) -> None:
+    def extend(self, num_tokens: int, read: ReadTokens) -> None:
         """Hash the first ``num_tokens`` tokens, whatever of them is not yet.
 
         Args:
             num_tokens: Tokens that are known for good.
-            tokens: Returns them; called only where there is something to hash.
+            read: Reads them; called only where there is something to hash.
         """
         ...
 
@@ -80,13 +83,13 @@ class TokenHashes:
         """Return the hash of the first ``num_tokens`` tokens, a multiple of ``step``."""
         return self._hashes[num_tokens // self._step - 1]
 
-    def extend(self, num_tokens: int, tokens: Callable[[], npt.NDArray[np.integer]]) -> None:
+    def extend(self, num_tokens: int, read: ReadTokens) -> None:
         """Hash all whole steps of the first ``num_tokens`` tokens."""
         start = self.num_hashed
         if num_tokens < start + self._step:
             return
         # eight bytes for every token, so that no two lists of tokens have the same bytes
-        data = np.asarray(tokens()[start:num_tokens], "<i8").tobytes()
+        data = read(start, num_tokens).astype("<i8").tobytes()
         size = 8 * self._step
         parent = self._hashes[-1] if self._hashes else self._root
         for first in range(0, len(data) - size + 1, size):
@@ -121,14 +124,35 @@ class TraceHashes:
         ids_hash = self._hashes[-(-num_tokens // self._tokens_per_id) - 1]
         return ids_hash + num_tokens.to_bytes(_NUM_TOKENS_BYTES, "little")
 
-    def extend(self, num_tokens: int, tokens: Callable[[], npt.NDArray[np.integer]]) -> None:
+    def extend(self, num_tokens: int, read: ReadTokens) -> None:
         """Do nothing: a trace tells nothing of the tokens that follow a prompt."""
+
+
+class Filled(NamedTuple):
+    """Tokens of a row that were computed since its blocks were last looked at.
+
+    Attributes:
+        row: The row.
+        hashes: Its request's.
+        start: Tokens whose blocks others can find already.
+        end: Tokens that are known and whose state is computed for good by the steps
+            launched so far; rejected drafts are not among them.
+        every_state: Whether each of those tokens had its state written to its own column:
+            in decode steps, not in a chunk, which leaves only the state at its end.
+    """
+
+    row: int
+    hashes: PrefixHashes
+    start: int
+    end: int
+    every_state: bool
 
 
 class _Group:
     """What a cache group keeps of a prefix.
 
     Attributes:
+        index: Which group of the model it is.
         layout: The group's plan.
         pool: Its blocks.
         tokens_per_block: Tokens of a block, over all shards.
@@ -137,7 +161,8 @@ class _Group:
         needs_all: Whether a hit needs every block from the first on.
     """
 
-    def __init__(self, layout: BlockTableLayout, pool: BlockPool) -> None:
+    def __init__(self, index: int, layout: BlockTableLayout, pool: BlockPool) -> None:
+        self.index = index
         self.layout = layout
         self.pool = pool
         self.tokens_per_block = layout.tokens_per_block
@@ -215,10 +240,16 @@ class PrefixCache:
             pools: The groups' pools, which keep the hashes.
             names: The groups' names, for ``reason_for_none``.
         """
-        groups = [_Group(layout, pool) for layout, pool in zip(layouts, pools, strict=True)]
+        pairs = zip(layouts, pools, strict=True)
+        groups = [_Group(index, layout, pool) for index, (layout, pool) in enumerate(pairs)]
         self._groups = tuple(groups)
         # a group that needs all blocks bounds a hit at the least cost
         self._by_cost = tuple(sorted(groups, key=lambda group: not group.needs_all))
+        # groups that fill the same blocks at the same time
+        alike: dict[tuple[int, bool], list[_Group]] = {}
+        for group in groups:
+            alike.setdefault((group.tokens_per_block, group.keeps_states), []).append(group)
+        self._alike = tuple(map(tuple, alike.values()))
         sizes = [group.tokens_per_block for group in groups]
         self.unit = math.lcm(*sizes)
         self.step = math.gcd(*sizes)
@@ -258,36 +289,31 @@ class PrefixCache:
             group.pool.acquire(ids)
         return rows
 
-    def keep(
-        self,
-        hashes: PrefixHashes,
-        start: int,
-        end: int,
-        row_of: Callable[[int], npt.NDArray[np.int32]],
-        *,
-        every_state: bool,
-    ) -> None:
-        """Let others find the blocks that tokens from ``start`` to ``end`` made complete.
+    def keep(self, filled: Iterable[Filled], block_ids: Sequence[npt.NDArray[np.int32]]) -> None:
+        """Let others find the blocks that rows have filled.
 
         Args:
-            hashes: The request's.
-            start: Tokens for which this was done before.
-            end: Tokens that are known and whose state is computed for good by the steps
-                launched so far; rejected drafts are not among them.
-            row_of: Returns the request's blocks in a group.
-            every_state: Whether each of those tokens had its state written to its own
-                column: in decode steps, not in a chunk, which leaves only the state at
-                its end.
+            filled: The rows, and which of their tokens are new.
+            block_ids: The blocks of every row, by group [R, blocks per row].
         """
         if self.reason_for_none is not None:
             return
-        for index, group in enumerate(self._groups):
-            size = group.tokens_per_block
-            named = hashes.num_hashed // size
-            kept = [b for b in group.kept(start, end, every_state=every_state) if b < named]
-            if kept:
-                ids = row_of(index)[kept[0] : kept[-1] + 1]
-                group.pool.register(ids, [hashes.at((block + 1) * size) for block in kept])
+        listed = list(filled)
+        for groups in self._alike:
+            size = groups[0].tokens_per_block
+            rows: list[int] = []
+            columns: list[int] = []
+            names: list[BlockHash] = []
+            for row, hashes, start, end, every_state in listed:
+                named = hashes.num_hashed // size
+                for block in groups[0].kept(start, end, every_state=every_state):
+                    if block < named:
+                        rows.append(row)
+                        columns.append(block)
+                        names.append(hashes.at((block + 1) * size))
+            if names:
+                for group in groups:
+                    group.pool.register(block_ids[group.index][rows, columns], names)
 
     def chunk_ends(
         self, num_computed: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from bt_runner.arguments import require_int, require_kind
 from bt_runner.errors import BadInputError
+from bt_runner.prefix_cache import PrefixHashes
 
 Ints: TypeAlias = NDArray[np.int64]
 Tokens: TypeAlias = NDArray[np.int32]
@@ -76,6 +77,7 @@ class Request:
         row: Its row while it runs, else None.
         finish_reason: Why it ended, None while it has not.
         num_preemptions: How often its blocks were taken away.
+        prefix_hashes: The hashes of its prefixes, once somebody asked for them.
     """
 
     __slots__ = (
@@ -84,6 +86,7 @@ class Request:
         "finish_reason",
         "num_preemptions",
         "params",
+        "prefix_hashes",
         "prompt_len",
         "request_id",
         "row",
@@ -97,6 +100,7 @@ class Request:
         self.row: int | None = None
         self.finish_reason: FinishReason | None = None
         self.num_preemptions = 0
+        self.prefix_hashes: PrefixHashes | None = None
         self._tokens = tokens
         self._running: RunningRequests | None = None
 
@@ -111,6 +115,19 @@ class Request:
         if self.row is None or self._running is None:
             return self._tokens
         return self._running.tokens_of(self.row)
+
+    @property
+    def num_tokens(self) -> int:
+        """The prompt's tokens and all chosen since, counted."""
+        if self.row is None or self._running is None:
+            return len(self._tokens)
+        return int(self._running.num_tokens[self.row])
+
+    def read(self, start: int, end: int) -> Tokens:
+        """Return the tokens from position ``start`` up to ``end``."""
+        if self.row is None or self._running is None:
+            return self._tokens[start:end]
+        return self._running.tokens_between(self.row, start, end)
 
     @property
     def tokens(self) -> list[int]:
@@ -244,9 +261,14 @@ class RunningRequests:
 
     def tokens_of(self, row: int) -> Tokens:
         """Return a row's known tokens."""
-        num_tokens = int(self.num_tokens[row])
-        chunks = self._chunk_of[row, : (num_tokens + _CHUNK - 1) >> _CHUNK_BITS]
-        tokens: Tokens = self._chunks[chunks].reshape(-1)[:num_tokens]
+        return self.tokens_between(row, 0, int(self.num_tokens[row]))
+
+    def tokens_between(self, row: int, start: int, end: int) -> Tokens:
+        """Return a row's tokens from position ``start`` up to ``end``."""
+        first = start >> _CHUNK_BITS
+        chunks = self._chunk_of[row, first : (end + _CHUNK - 1) >> _CHUNK_BITS]
+        before = first << _CHUNK_BITS
+        tokens: Tokens = self._chunks[chunks].reshape(-1)[start - before : end - before]
         return tokens
 
     def read(self, rows: Ints, positions: Ints) -> Tokens:

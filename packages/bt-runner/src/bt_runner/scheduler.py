@@ -205,6 +205,7 @@ class Scheduler:
         self.table.num_in_flight[batch.rows] += batch.num_choices > 0
         num_computed = batch.starts + batch.num_known
         self.table.num_computed[batch.rows] = num_computed
+        self.kv.keep(batch.rows, num_computed, self.table.num_tokens, batch.is_prefilling)
         self.kv.advance(batch.rows, num_computed, last_step=step)
 
     def rows_to_draft(self) -> Ints:
@@ -400,6 +401,8 @@ class Scheduler:
             moved = places[has_drafts]
             num_computed = batch.starts[moved] + batch.num_known[moved] + kept[has_drafts] - 1
             table.num_computed[batch.rows[moved]] = num_computed
+            is_prefilling = batch.is_prefilling[moved]
+            self.kv.keep(batch.rows[moved], num_computed, table.num_tokens, is_prefilling)
             self.kv.advance(batch.rows[moved], num_computed, last_step=last_step)
         return StepOutputs(batch.requests[places], tokens, kept, reasons)
 
@@ -431,7 +434,11 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _give_up_rows(self, rows: Ints, last_step: int) -> None:
+        table = self.table
         self.running = self.running[~np.isin(self.running, rows)]
+        # what its last tokens filled; a chunk's blocks were findable when it was launched
+        is_prefilling = np.zeros(len(rows), bool)
+        self.kv.keep(rows, table.num_computed[rows], table.num_tokens, is_prefilling)
         self.kv.release(rows, last_step=last_step)
         for row in rows.tolist():
             self.table.leave(row)
