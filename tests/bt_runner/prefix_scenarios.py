@@ -84,17 +84,23 @@ def random_scenario(seed: int) -> Scenario:
     def size(smallest: int = 1) -> int:
         return draw.choice([size for size in (2, 4, 6, 8) if size >= smallest])
 
-    kinds = {
-        "full": lambda: AttentionSpec(block_size=size()),
-        "window": lambda: SlidingWindowSpec(
-            block_size=size(),
-            window=draw.choice([1, 2, 5, 8, 17]),
-            extra_retained_tokens=num_drafts,
-        ),
-        "states": lambda: MambaSpec(
-            block_size=size(1 + num_drafts), mode="align", num_speculative_blocks=num_drafts
-        ),
-    }
+    def spec(kind: str) -> CacheSpec:
+        match kind:
+            case "full":
+                return AttentionSpec(block_size=size())
+            case "window":
+                return SlidingWindowSpec(
+                    block_size=size(),
+                    window=draw.choice([1, 2, 5, 8, 17]),
+                    extra_retained_tokens=num_drafts,
+                )
+            case _:
+                return MambaSpec(
+                    block_size=size(1 + num_drafts),
+                    mode="align",
+                    num_speculative_blocks=num_drafts,
+                )
+
     names = draw.choice(
         [
             ["full"],
@@ -106,7 +112,7 @@ def random_scenario(seed: int) -> Scenario:
         ]
     )
     return Scenario(
-        specs=tuple(kinds[name]() for name in names),
+        specs=tuple(map(spec, names)),
         room=draw.choice([1.0, 1.2, 1.7, 4.0]),
         num_drafts=num_drafts,
         max_steps_in_flight=1 if num_drafts else draw.choice([1, 2]),
@@ -293,7 +299,7 @@ class _Run:
             name = _next(name, known[-1])
         places = np.arange(start + count, start + count + int(batch.num_drafts[place]))
         drafts = self.scheduler.table.read(np.full(len(places), row), places)
-        return known[: start + count] + drafts.tolist()
+        return [*known[: start + count], *drafts.tolist()]
 
     def _names(self, tokens: list[int]) -> list[Name]:
         """Return the names of no token, the first, the first two ..."""

@@ -12,6 +12,7 @@ import pytest
 from bt_runner.block_pool import BlockPool
 from bt_runner.prefix_cache import (
     Filled,
+    KeptStates,
     PrefixCache,
     PrefixHashes,
     ReadTokens,
@@ -68,7 +69,7 @@ class _Cache:
         row.block_ids = [ids.tolist() for ids in self.cache.acquire(row.hashes, row.num_computed)]
         return row
 
-    def chunk(self, row: _Row, end: int, *, every_state: bool = False) -> None:
+    def chunk(self, row: _Row, end: int, states: KeptStates = "last") -> None:
         """Compute a request's tokens up to ``end`` in one step."""
         for layout, pool, ids in zip(self.layouts, self.pools, row.block_ids, strict=True):
             missing = layout.num_blocks(end) - len(ids)
@@ -78,7 +79,7 @@ class _Cache:
                 missing = min(missing, 1)
             ids += pool.allocate(max(missing, 0)).tolist()
         row.hashes.extend(end, _reader(row.tokens))
-        filled = Filled(0, row.hashes, row.num_computed, end, every_state)
+        filled = Filled(0, row.hashes, row.num_computed, end, states)
         self.cache.keep([filled], [np.array([ids], np.int32) for ids in row.block_ids])
         row.num_computed = end
         for layout, pool, ids in zip(self.layouts, self.pools, row.block_ids, strict=True):
@@ -209,7 +210,7 @@ class TestHitLength:
         cache = _Cache(STATES)
         row = cache.start(range(100))
         for end in range(1, 101):
-            cache.chunk(row, end, every_state=True)
+            cache.chunk(row, end, "every")
         assert [cache.hit(range(n)) for n in (33, 65, 97)] == [32, 64, 96]
 
     def test_groups_agree_on_the_shortest(self) -> None:
@@ -242,7 +243,7 @@ class TestHitLength:
         assert reason in cache.reason_for_none
         hashes = cache.hashes()
         hashes.extend(64, _reader(range(64)))
-        cache.keep([Filled(0, hashes, 0, 64, True)], [np.ones((1, 9), np.int32)] * 2)
+        cache.keep([Filled(0, hashes, 0, 64, "every")], [np.ones((1, 9), np.int32)] * 2)
         assert cache.longest(hashes, 64) == 0
 
     def test_blocks_of_shards_hold_the_tokens_of_all_ranks(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from bt_runner.errors import RunnerError
 from bt_runner.kv_cache_manager import KVCacheManager
 from bt_runner.prefix_cache import (
     Filled,
+    KeptStates,
     PrefixCache,
     PrefixHashes,
     ReadTokens,
@@ -68,10 +70,10 @@ def _state_in_the_middle(patch: pytest.MonkeyPatch) -> None:
     """The state at a chunk's end is offered as if the chunk had ended with the block."""
     kept = _Group.kept
 
-    def next_block(self: _Group, start: int, end: int, *, every_state: bool) -> range:
+    def next_block(self: _Group, start: int, end: int, states: KeptStates) -> range:
         if self.keeps_states and end % self.tokens_per_block:
             return range(end // self.tokens_per_block, end // self.tokens_per_block + 1)
-        return kept(self, start, end, every_state=every_state)
+        return kept(self, start, end, states)
 
     patch.setattr(_Group, "kept", next_block)
 
@@ -113,6 +115,10 @@ def _hash_without_its_parent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TokenHashes, "extend", extend)
 
 
+def _part(tokens: Any, start: int, end: int) -> Any:
+    return tokens[start:end]
+
+
 def _rejected_drafts_cached(patch: pytest.MonkeyPatch) -> None:
     """Blocks are offered with the drafts in them, before it is known which are right."""
     launched = Scheduler.launched
@@ -122,9 +128,9 @@ def _rejected_drafts_cached(patch: pytest.MonkeyPatch) -> None:
         for row, end in zip(batch.rows.tolist(), batch.seq_lens.tolist(), strict=True):
             tokens = self.table.read(np.full(end, row), np.arange(end))
             hashes = self.kv.prefixes.hashes()
-            hashes.extend(end, lambda start, stop, tokens=tokens: tokens[start:stop])
+            hashes.extend(end, functools.partial(_part, tokens))
             ids = [group.block_ids for group in self.kv.groups]
-            self.kv.prefixes.keep([Filled(row, hashes, 0, end, True)], ids)
+            self.kv.prefixes.keep([Filled(row, hashes, 0, end, "every")], ids)
 
     patch.setattr(Scheduler, "launched", with_drafts)
 

@@ -15,7 +15,7 @@ import numpy as np
 from bt_runner.arguments import as_list, require_int
 from bt_runner.block_pool import BlockPool
 from bt_runner.errors import BadInputError, RequestRefusedError
-from bt_runner.prefix_cache import Filled, PrefixCache, PrefixHashes, ReadTokens
+from bt_runner.prefix_cache import Filled, KeptStates, PrefixCache, PrefixHashes, ReadTokens
 from bt_runner.requests import Flags, Ints, Request, Tokens, ragged
 from bt_tables import StagedBlockTables
 from bt_width import NULL_BLOCK, BlockTableLayout
@@ -262,6 +262,9 @@ class KVCacheManager:
         # by row: tokens whose blocks can be found, and how many more tokens make another one so
         self._num_findable: Ints = np.zeros(max_num_reqs, np.int64)
         self._next_findable: Ints = np.zeros(max_num_reqs, np.int64)
+        # accepted drafts may end a block in a column of their own
+        drafts = layouts[0].limits.num_speculative_tokens
+        self._decoded_states: KeptStates = "none" if drafts else "every"
         self._requests: dict[int, Request] = {}
         self._hashed: dict[int, tuple[PrefixHashes, ReadTokens]] = {}
         self._hits: dict[int, int] = {}
@@ -373,7 +376,7 @@ class KVCacheManager:
         rows = rows[places]
         known = np.minimum(num_computed[places], num_tokens[rows])
         filled = [
-            self._filled(row, end, every_state=not is_chunk)
+            self._filled(row, end, "last" if is_chunk else self._decoded_states)
             for row, end, is_chunk in zip(
                 rows.tolist(), known.tolist(), is_prefilling[places].tolist(), strict=True
             )
@@ -381,13 +384,13 @@ class KVCacheManager:
         ]
         self.prefixes.keep(filled, [group.block_ids for group in self.groups])
 
-    def _filled(self, row: int, end: int, *, every_state: bool) -> Filled:
+    def _filled(self, row: int, end: int, states: KeptStates) -> Filled:
         hashes, read = self._hashed[row]
         hashes.extend(end, read)
         start = int(self._num_findable[row])
         self._num_findable[row] = end
         self._next_findable[row] = end - end % self.prefixes.step + self.prefixes.step
-        return Filled(row, hashes, start, end, every_state)
+        return Filled(row, hashes, start, end, states)
 
     def advance(self, rows: Ints, num_computed: Ints, *, last_step: int) -> None:
         """Note how many tokens of rows are computed, and free what no later step reads."""

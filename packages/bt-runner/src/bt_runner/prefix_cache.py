@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from bt_width.layout import MAX_POSITION
 
 _NUM_TOKENS_BYTES = 8
 
+KeptStates: TypeAlias = Literal["every", "last", "none"]
 ReadTokens: TypeAlias = Callable[[int, int], npt.NDArray[np.integer]]
 """Returns a request's tokens from one position up to another."""
 
@@ -137,15 +138,15 @@ class Filled(NamedTuple):
         start: Tokens whose blocks others can find already.
         end: Tokens that are known and whose state is computed for good by the steps
             launched so far; rejected drafts are not among them.
-        every_state: Whether each of those tokens had its state written to its own column:
-            in decode steps, not in a chunk, which leaves only the state at its end.
+        states: Which of those tokens left their state in the column where it is looked
+            for: "every" one, in decode steps; the "last", in a chunk; "none", with drafts.
     """
 
     row: int
     hashes: PrefixHashes
     start: int
     end: int
-    every_state: bool
+    states: KeptStates
 
 
 class _Group:
@@ -196,13 +197,14 @@ class _Group:
             ids[block] = NULL_BLOCK if block_id is None else block_id
         return ids
 
-    def kept(self, start: int, end: int, *, every_state: bool) -> range:
+    def kept(self, start: int, end: int, states: KeptStates) -> range:
         """Return the blocks that tokens from ``start`` to ``end`` made complete."""
         blocks = range(start // self.tokens_per_block, end // self.tokens_per_block)
-        if not self.keeps_states or every_state:
+        if not self.keeps_states or states == "every":
             return blocks
         # the state of a boundary that a chunk passed was never written anywhere
-        return blocks[-1:] if end % self.tokens_per_block == 0 else range(0)
+        ends_block = states == "last" and end % self.tokens_per_block == 0
+        return blocks[-1:] if ends_block else range(0)
 
     def _last_missing(self, hashes: PrefixHashes, num_tokens: int) -> int | None:
         for block in reversed(self._needed(num_tokens)):
@@ -304,9 +306,9 @@ class PrefixCache:
             rows: list[int] = []
             columns: list[int] = []
             names: list[BlockHash] = []
-            for row, hashes, start, end, every_state in listed:
+            for row, hashes, start, end, states in listed:
                 named = hashes.num_hashed // size
-                for block in groups[0].kept(start, end, every_state=every_state):
+                for block in groups[0].kept(start, end, states):
                     if block < named:
                         rows.append(row)
                         columns.append(block)
