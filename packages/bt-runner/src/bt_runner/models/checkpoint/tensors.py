@@ -16,8 +16,8 @@ from torch import Tensor
 from bt_runner.errors import BadInputError
 from bt_runner.files import open_file
 from bt_runner.memory import require_memory
+from bt_runner.models.checkpoint.families import MAX_LAYERS
 from bt_runner.models.checkpoint.fields import Fields
-from bt_runner.models.checkpoint.shared import MAX_LAYERS
 from bt_runner.models.config import AttentionLayer, ModelConfig, SelectShared
 from bt_runner.models.weights import tensor_dtype, tensor_shapes
 from bt_width.errors import shown
