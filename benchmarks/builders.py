@@ -25,7 +25,7 @@ from bt_builders import (
     MLAMetadataBuilder,
     local_lengths,
 )
-from bt_builders.mamba.chunks import cut_chunks
+from bt_builders.mamba import cut_chunks
 from bt_width import (
     NULL_BLOCK,
     AttentionSpec,
@@ -140,7 +140,7 @@ def report_index_buffers(runs: int) -> None:
     chosen = DSAIndexerMetadataBuilder.configured(options)
     builder = chosen(layout, "cpu", block_table_width=width)
     held = buffer_bytes(builder)
-    rows = builder._decode._rows.table
+    rows = builder._rows.buffers.table
     rows.fill_(POISON)
     decode = builder.build(common).decode
     written = int((rows != POISON).sum())

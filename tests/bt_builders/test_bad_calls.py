@@ -82,8 +82,8 @@ def table() -> torch.Tensor:
     return make_batch(ATTENTION, REQUESTS).block_table
 
 
-def settle(common: Any, num_accepted_tokens: Any) -> object:
-    return MambaMetadataBuilder(MAMBA, "cpu").settle(common, num_accepted_tokens)
+def commit_states(common: Any, num_accepted_tokens: Any) -> object:
+    return MambaMetadataBuilder(MAMBA, "cpu").commit_states(common, num_accepted_tokens)
 
 
 def spec() -> CacheSpec:
@@ -110,8 +110,8 @@ CALLS = [
     ),
     Call("DSA.build", lambda common: dsa().build(common), {"common": lambda: None}),
     Call(
-        "settle",
-        settle,
+        "commit_states",
+        commit_states,
         {
             "common": lambda: make_batch(MAMBA, REQUESTS),
             "num_accepted_tokens": lambda: int32([1, 1, 9]),

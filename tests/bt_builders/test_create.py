@@ -14,7 +14,7 @@ from bt_builders import (
     MLAMetadataBuilder,
     create_metadata_builders,
 )
-from bt_builders.agreement.declarations import least_cudagraph_support
+from bt_builders.protocol import least_cudagraph_support
 from bt_width import AttentionSpec, BlockTableLayout, BlockTableWidth, InvalidSpecError
 
 pytestmark = pytest.mark.fast

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bt_builders import reference
-from bt_builders.devices import operations_for
+from bt_builders._support import operations_for
 
 pytestmark = pytest.mark.fast
 

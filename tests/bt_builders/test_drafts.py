@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests.support.addressings import rows
 from tests.support.batches import Request, make_batch, rows_of
 from tests.support.plain_builders import int32, random_decodes
 from tests.support.plans import serving_limits
@@ -15,7 +16,6 @@ from bt_builders import (
     RingTailMetadataBuilder,
     reference,
 )
-from bt_builders.batch.geometry import RowGeometry
 from bt_builders.operations import DraftRows
 from bt_width import (
     PAD_SLOT,
@@ -132,13 +132,13 @@ def test_past_the_longest_request_the_length_stays_and_no_slot_is_written() -> N
 @pytest.mark.parametrize("length", [33, 40, 2**31 - 1])
 def test_f1_field_3_4_a_position_past_the_row_reads_no_neighbour(length: int) -> None:
     """A row of two columns, and a length that is wrong: no slot, never the next row's."""
-    geometry = RowGeometry(2, 16, 1, 1, 0, 1, 0, 2**31 - 1)
+    addressing, ratio = rows(2, 16, 1, 1, 0, 1, 2**31 - 1)
     drafts = DraftRows(
         int32([length - 1, 16]), int32([0, 0]), torch.zeros(2).long(), torch.zeros(2).long()
     )
     table = int32([5, 6, 9, 10]).view(2, 2)
 
-    reference.step_drafts(geometry, table, drafts, 1)
+    reference.step_drafts(addressing, ratio, table, drafts, 1)
 
     assert drafts.slot_mapping.tolist() == [PAD_SLOT, 10 * 16]
 

@@ -185,7 +185,7 @@ def test_rows_are_copied_as_far_as_they_live() -> None:
     """A fresh buffer full of poison changes in the live columns only."""
     layout = plan_indexer(max_model_len=1000)
     builder = make_builder(layout)
-    rows = builder._decode._rows
+    rows = builder._rows.buffers
     rows.table.fill_(POISON)
 
     decode = builder.build(make_batch(layout, [Request(40, 2), Request(17, 1)])).decode
@@ -232,7 +232,7 @@ def test_a8_neither_form_truncates_or_mixes_rows() -> None:
     """A table twice as wide is refused for uniform and for ragged batches; buffers stay."""
     layout = plan_indexer()
     builder = make_builder(layout)
-    rows = builder._decode._rows
+    rows = builder._rows.buffers
     rows.table.fill_(POISON)
     for requests in ([Request(40, 2)] * 3, [Request(40, 2), Request(41, 3), Request(9, 1)]):
         common = make_batch(layout, requests)
@@ -264,21 +264,21 @@ def test_e10_decode_buffers_take_their_rows_from_one_function(num_drafts: int) -
     layout = BlockTableLayout.plan(AttentionSpec(block_size=16), limits)
     builder = make_builder(layout)
 
-    assert builder._decode._rows.table.nbytes == index_buffer_bytes(layout)
+    assert builder._rows.buffers.table.nbytes == index_buffer_bytes(layout)
     assert builder._slots.numel() == 128
     with pytest.raises(InvalidEditError, match="not 129"):
         builder.build(make_batch(layout, [Request(20, 1)], num_tokens=129))
 
 
-def test_more_decode_tokens_than_planned_are_refused_before_a_launch() -> None:
+def test_padding_past_the_most_decode_tokens_is_left_out() -> None:
+    """A pure decode batch that was padded as a prefill would be is no error."""
     layout = plan_indexer()
-    builder = make_builder(layout)
-    builder._decode._lens.seq_lens.fill_(POISON)
 
-    with pytest.raises(InvalidEditError, match="33 decode tokens"):
-        builder.build(make_batch(layout, [Request(20, 1)], num_tokens=33))
+    metadata = make_builder(layout).build(make_batch(layout, [Request(20, 1)], num_tokens=33))
 
-    assert (builder._decode._lens.seq_lens == POISON).all()
+    assert metadata.decode.num_tokens == 32
+    assert metadata.decode.seq_lens.flatten().tolist() == [20] + [0] * 31
+    assert metadata.slot_mapping[1:].tolist() == [-1] * 32
 
 
 def test_an_empty_batch_has_no_rows() -> None:
@@ -307,7 +307,7 @@ def test_a18_a_length_past_the_row_is_clamped_and_never_written() -> None:
     layout = plan_indexer(max_model_len=64)
     common = make_batch(layout, [Request(64, 2), Request(20, 1)])
     builder = make_builder(layout)
-    whole = builder._decode._rows.table
+    whole = builder._rows.buffers.table
 
     common.seq_lens[0] = layout.limits.max_model_len * 4
     builder.build(common)

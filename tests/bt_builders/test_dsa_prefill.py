@@ -9,8 +9,13 @@ from tests.support.batches import Request, make_batch
 from tests.support.plain_builders import Pair, expected_pairs, state_addresses
 from tests.support.plans import serving_limits
 
-from bt_builders import DSAIndexerMetadata, DSAIndexerMetadataBuilder, DSAOptions
-from bt_builders.dsa.prefill import ChunkPlan, plan_chunks
+from bt_builders import (
+    ChunkPlan,
+    DSAIndexerMetadata,
+    DSAIndexerMetadataBuilder,
+    DSAOptions,
+    plan_prefill_chunks,
+)
 from bt_width import AttentionSpec, BlockTableLayout, InvalidSpecError, UniformSpec
 
 pytestmark = pytest.mark.fast
@@ -74,27 +79,27 @@ def selected_in_chunks(
 
 
 def test_requests_are_packed_while_keys_and_scores_fit() -> None:
-    plans = plan_chunks([10, 10, 10], [40, 50, 60], max_keys=100, max_scores=10_000)
+    plans = plan_prefill_chunks([10, 10, 10], [40, 50, 60], max_keys=100, max_scores=10_000)
 
     assert plans == [ChunkPlan(0, 2, 0, 20, 90, True), ChunkPlan(2, 1, 20, 10, 60, True)]
 
 
 def test_budgets_may_be_filled_to_the_last_key_and_score() -> None:
-    assert len(plan_chunks([10, 10], [40, 60], max_keys=100, max_scores=2000)) == 1
-    assert len(plan_chunks([10, 10], [40, 60], max_keys=99, max_scores=2000)) == 2
-    assert len(plan_chunks([10, 10], [40, 60], max_keys=100, max_scores=1999)) == 2
+    assert len(plan_prefill_chunks([10, 10], [40, 60], max_keys=100, max_scores=2000)) == 1
+    assert len(plan_prefill_chunks([10, 10], [40, 60], max_keys=99, max_scores=2000)) == 2
+    assert len(plan_prefill_chunks([10, 10], [40, 60], max_keys=100, max_scores=1999)) == 2
 
 
 def test_scores_count_every_token_against_every_key() -> None:
     """Two requests of 10 tokens and 40 keys are 20 x 80 scores together, not 2 x 400."""
-    plans = plan_chunks([10, 10], [40, 40], max_keys=100, max_scores=1599)
+    plans = plan_prefill_chunks([10, 10], [40, 40], max_keys=100, max_scores=1599)
 
     assert [plan.num_reqs for plan in plans] == [1, 1]
 
 
 def test_one_oversize_request_is_cut_by_its_tokens() -> None:
     """Its keys are gathered once."""
-    plans = plan_chunks([10], [100], max_keys=1000, max_scores=350)
+    plans = plan_prefill_chunks([10], [100], max_keys=1000, max_scores=350)
 
     assert [(plan.first_token, plan.num_tokens) for plan in plans] == [
         (0, 3), (3, 3), (6, 3), (9, 1),
@@ -103,13 +108,13 @@ def test_one_oversize_request_is_cut_by_its_tokens() -> None:
 
 
 def test_a_request_larger_than_the_workspace_stands_alone() -> None:
-    plans = plan_chunks([5, 5, 5], [10, 500, 10], max_keys=100, max_scores=10**6)
+    plans = plan_prefill_chunks([5, 5, 5], [10, 500, 10], max_keys=100, max_scores=10**6)
 
     assert [(plan.first_req, plan.num_keys) for plan in plans] == [(0, 10), (1, 500), (2, 10)]
 
 
 def test_a_token_is_scored_even_if_its_own_keys_exceed_the_budget() -> None:
-    plans = plan_chunks([2], [100], max_keys=10, max_scores=10)
+    plans = plan_prefill_chunks([2], [100], max_keys=10, max_scores=10)
 
     assert [plan.num_tokens for plan in plans] == [1, 1]
 

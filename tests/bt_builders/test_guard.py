@@ -59,7 +59,7 @@ def test_a_wrong_table_is_refused_and_buffers_stay(spoil: Spoil, fact: str) -> N
     layout = plan(AttentionSpec(block_size=16, tokens_per_state=2), 200)
     builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
     common = make_batch(layout, [Request(40, 1), Request(20, 1)])
-    buffers = [*builder._decode._lens, *builder._decode._rows, builder._slots]
+    buffers = [*builder._lens.buffers, *builder._rows.buffers, builder._slots]
     for buffer in buffers:
         buffer.fill_(POISON)
 
@@ -151,13 +151,13 @@ def test_field_3_2_more_rows_than_planned_never_grow_a_buffer() -> None:
     layout = plan(AttentionSpec(block_size=16), 200)
     builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
     roomy = BlockTableLayout.plan(layout.spec, serving_limits(200, max_num_reqs=8))
-    address = builder._decode._rows.table.data_ptr()
+    address = builder._rows.buffers.table.data_ptr()
     common = make_batch(roomy, [Request(20, 1)] * 5)
 
     with pytest.raises(InvalidEditError, match="not 5"):
         builder.build(replace(common, layout=layout))
 
-    assert builder._decode._rows.table.data_ptr() == address
+    assert builder._rows.buffers.table.data_ptr() == address
 
 
 def test_field_3_1_a_batch_of_another_plan_is_refused_with_both_derivations() -> None:

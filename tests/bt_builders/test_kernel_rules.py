@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bt_builders import KERNEL_RULES, DSAIndexerMetadataBuilder, KernelRule, MLAMetadataBuilder
-from bt_builders.agreement.kernel_rules import DEEPGEMM_PAGED_MQA_SM100
+import bt_builders
+from bt_builders import (
+    DEEPGEMM_PAGED_MQA_SM100,
+    KERNEL_RULES,
+    DSAIndexerMetadataBuilder,
+    KernelRule,
+    MLAMetadataBuilder,
+)
 from bt_width import MultipleOf
 
 pytestmark = pytest.mark.fast
@@ -21,6 +27,7 @@ PUBLISHED = {
     "triton-mla": ((MultipleOf(16),), None, "tokens"),
     "deepgemm-paged-mqa-sm90": ((32, 64), None, "states"),
     "deepgemm-paged-mqa-sm100": ((32, 64, 128), None, "states"),
+    "deepgemm-paged-mqa-sm120": ((64,), None, "states"),
 }
 """Block sizes, the span of a row, and the unit of both, as the kernels' own checks say."""
 
@@ -31,6 +38,13 @@ def test_each_rule_says_what_its_kernel_checks() -> None:
 
     assert found == PUBLISHED
     assert len(KERNEL_RULES) == len(PUBLISHED)
+
+
+def test_every_rule_can_be_imported_by_its_name() -> None:
+    for rule in KERNEL_RULES:
+        name = rule.name.upper().replace("-", "_")
+
+        assert getattr(bt_builders, name) is rule
 
 
 def test_pages_in_states_are_tokens_times_the_ratio() -> None:

@@ -5,32 +5,32 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from tests.support.addressings import Rows, rows, states
 from tests.support.interpreted import shuffled_programs
 from tests.support.plain_builders import int32
 from tests.support.poison import POISON, Guarded, guarded, misaligned
 
 from bt_builders import kernels, reference
-from bt_builders.batch.geometry import RowGeometry
 from bt_builders.operations import (
+    CommittedStates,
     DraftRows,
     ExpandedRows,
+    MambaStates,
     Operations,
-    SettledRows,
     StateBatch,
-    StateGeometry,
-    StateRows,
     TokenLens,
 )
+from bt_width import Addressing
 
 pytestmark = pytest.mark.fast
 
 GEOMETRIES = [
-    pytest.param(RowGeometry(9, 16, 1, 1, 0, 1, 0, 140), id="plain"),
-    pytest.param(RowGeometry(9, 16, 4, 1, 0, 1, 0, 140), id="compressed"),
-    pytest.param(RowGeometry(7, 8, 1, 3, 1, 4, 0, 160), id="sharded"),
-    pytest.param(RowGeometry(7, 8, 2, 2, 1, 8, 0, 110), id="both"),
-    pytest.param(RowGeometry(3, 16, 1, 1, 0, 1, 0, 140), id="narrower-than-the-requests"),
-    pytest.param(RowGeometry(600, 1, 1, 1, 0, 1, 0, 600), id="longer-than-a-tile"),
+    pytest.param(rows(9, 16, 1, 1, 0, 1, 140), id="plain"),
+    pytest.param(rows(9, 16, 4, 1, 0, 1, 140), id="compressed"),
+    pytest.param(rows(7, 8, 1, 3, 1, 4, 160), id="sharded"),
+    pytest.param(rows(7, 8, 2, 2, 1, 8, 110), id="both"),
+    pytest.param(rows(3, 16, 1, 1, 0, 1, 140), id="narrower-than-the-requests"),
+    pytest.param(rows(600, 1, 1, 1, 0, 1, 600), id="longer-than-a-tile"),
 ]
 
 
@@ -80,15 +80,15 @@ def poisoned_table(draw: random.Random, num_reqs: int, width: int) -> torch.Tens
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 5, 130])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_token_lens(geometry: RowGeometry, num_reqs: int) -> None:
+def test_token_lens(geometry: Rows, num_reqs: int) -> None:
     draw = random.Random(num_reqs)
-    starts, lens = ragged_batch(draw, num_reqs, geometry.max_len)
+    starts, lens = ragged_batch(draw, num_reqs, geometry.addressing.max_tokens)
     num_tokens = int(starts[-1]) + 3
 
     def run(operations: Operations) -> list[Guarded]:
         out = outputs([num_tokens] * 2)
         target = TokenLens(*(each.inner for each in out))
-        operations.token_lens(geometry, starts, lens, target)
+        operations.token_lens(*geometry, starts, lens, target)
         return out
 
     in_both(run, num_reqs)
@@ -101,7 +101,7 @@ def test_token_lens_at_the_edges_of_tiles(num_tokens: int) -> None:
     def run(operations: Operations) -> list[Guarded]:
         out = outputs([num_tokens] * 2)
         target = TokenLens(*(each.inner for each in out))
-        operations.token_lens(RowGeometry(300, 1, 1, 1, 0, 1, 0, 300), starts, lens, target)
+        operations.token_lens(*rows(300, 1, 1, 1, 0, 1, 300), starts, lens, target)
         return out
 
     in_both(run, num_tokens)
@@ -109,24 +109,24 @@ def test_token_lens_at_the_edges_of_tiles(num_tokens: int) -> None:
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 6])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_expand_rows(geometry: RowGeometry, num_reqs: int) -> None:
+def test_expand_rows(geometry: Rows, num_reqs: int) -> None:
     """Twice through the same buffers: the second step clears what the first one left."""
     draw = random.Random(num_reqs)
-    batches = [ragged_batch(draw, num_reqs, geometry.max_len) for _ in range(2)]
-    tables = [poisoned_table(draw, num_reqs, geometry.width) for _ in batches]
+    batches = [ragged_batch(draw, num_reqs, geometry.addressing.max_tokens) for _ in range(2)]
+    tables = [poisoned_table(draw, num_reqs, geometry.addressing.width) for _ in batches]
     rows = max(int(starts[-1]) for starts, _ in batches) + 2
 
     def run(operations: Operations) -> list[Guarded]:
-        out = outputs([rows, rows, rows * geometry.width])
+        out = outputs([rows, rows, rows * geometry.addressing.width])
         num_live = guarded(rows, torch.int32, fill=0)
         for (starts, lens), table in zip(batches, tables, strict=True):
             operations.expand_rows(
-                geometry,
+                *geometry,
                 starts,
                 lens,
                 table,
                 TokenLens(out[0].inner, out[1].inner),
-                ExpandedRows(out[2].inner.view(rows, geometry.width), num_live.inner),
+                ExpandedRows(out[2].inner.view(rows, geometry.addressing.width), num_live.inner),
             )
         return [*out, num_live]
 
@@ -135,7 +135,7 @@ def test_expand_rows(geometry: RowGeometry, num_reqs: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 255, 256, 257])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_compress_slots(geometry: RowGeometry, num_tokens: int) -> None:
+def test_compress_slots(geometry: Rows, num_tokens: int) -> None:
     draw = random.Random(num_tokens)
     positions = torch.tensor([draw.randint(-1, 99) for _ in range(num_tokens)], dtype=torch.int64)
     slots = [draw.choice([-1, 0, 2**40 + draw.randint(0, 99)]) for _ in range(num_tokens)]
@@ -143,7 +143,7 @@ def test_compress_slots(geometry: RowGeometry, num_tokens: int) -> None:
 
     def run(operations: Operations) -> list[Guarded]:
         out = outputs([num_tokens], torch.int64)
-        operations.compress_slots(geometry, positions, slot_mapping, out[0].inner)
+        operations.compress_slots(geometry.tokens_per_state, positions, slot_mapping, out[0].inner)
         return out
 
     in_both(run, num_tokens)
@@ -152,59 +152,70 @@ def test_compress_slots(geometry: RowGeometry, num_tokens: int) -> None:
 @pytest.mark.parametrize("num_reqs", [0, 1, 127, 129])
 @pytest.mark.parametrize(
     "geometry",
-    [*GEOMETRIES, pytest.param(RowGeometry(1, 4, 1, 1, 0, 1, 4, 140), id="ring")],
+    [*GEOMETRIES, pytest.param(rows(1, 4, 1, 1, 0, 1, 140, is_ring=True), id="ring")],
 )
-def test_step_drafts(geometry: RowGeometry, num_reqs: int) -> None:
+def test_step_drafts(geometry: Rows, num_reqs: int) -> None:
     """Standing still, then three tokens on, some of them past the longest request."""
     draw = random.Random(num_reqs)
-    table = poisoned_table(draw, num_reqs, geometry.width)
-    lens = int32([draw.choice([0, draw.randint(1, geometry.max_len)]) for _ in range(num_reqs)])
-    lens[-1:] = geometry.max_len - 1
+    table = poisoned_table(draw, num_reqs, geometry.addressing.width)
+    lens = int32(
+        [draw.choice([0, draw.randint(1, geometry.addressing.max_tokens)]) for _ in range(num_reqs)]
+    )
+    lens[-1:] = geometry.addressing.max_tokens - 1
 
     def run(operations: Operations) -> list[Guarded]:
         ints, longs = outputs([num_reqs] * 2), outputs([num_reqs] * 2, torch.int64)
         ints[0].inner.copy_(lens)
         drafts = DraftRows(*(each.inner for each in (*ints, *longs)))
         for step in (0, 1, 1, 1):
-            operations.step_drafts(geometry, table, drafts, step)
+            operations.step_drafts(*geometry, table, drafts, step)
         return ints + longs
 
     in_both(run, num_reqs)
 
 
 STATE_GEOMETRIES = [
-    pytest.param(StateGeometry(4, 0, 4, 0), id="none"),
-    pytest.param(StateGeometry(1, 0, 1, 0), id="one-column"),
-    pytest.param(StateGeometry(12, 16, 3, 0), id="align"),
-    pytest.param(StateGeometry(12, 16, 1, -1), id="pad-minus-1"),
-    pytest.param(StateGeometry(5, 16, 2, 0), id="narrower-than-the-requests"),
-    pytest.param(StateGeometry(150, 1, 4, 0), id="one-token-a-column"),
+    pytest.param((states(4, None, 4), 0), id="none"),
+    pytest.param((states(1, None, 1), 0), id="one-column"),
+    pytest.param((states(12, 16, 3), 0), id="align"),
+    pytest.param((states(12, 16, 1), -1), id="pad-minus-1"),
+    pytest.param((states(5, 16, 2), 0), id="narrower-than-the-requests"),
+    pytest.param((states(150, 1, 4), 0), id="one-token-a-column"),
 ]
 
 
-def state_batch(draw: random.Random, geometry: StateGeometry, num_reqs: int) -> StateBatch:
+def state_batch(draw: random.Random, addressing: Addressing, num_reqs: int) -> StateBatch:
     lens = [draw.choice([0, draw.randint(1, 140)]) for _ in range(num_reqs)]
     computed = [max(n - draw.randint(1, 5), 0) for n in lens]
-    accepted = [draw.randint(0, geometry.num_states + 1) for _ in lens]
-    table = poisoned_table(draw, num_reqs, geometry.width)
+    hostile = (-(2**31), -7, 2**31 - 1)
+    accepted = [
+        draw.choice([draw.randint(0, addressing.states_per_step + 1), draw.choice(hostile)])
+        for _ in lens
+    ]
+    for counts in (lens, computed):
+        if counts:
+            counts[draw.randrange(len(counts))] = draw.choice(hostile)
+    table = poisoned_table(draw, num_reqs, addressing.width)
     vectors = [misaligned(int32(values)) for values in (computed, lens, accepted)]
     return StateBatch(table, *vectors)
 
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 128, 130])
-@pytest.mark.parametrize("geometry", STATE_GEOMETRIES)
-def test_state_ids(geometry: StateGeometry, num_reqs: int) -> None:
-    batch = state_batch(random.Random(num_reqs), geometry, num_reqs)
+@pytest.mark.parametrize("group", STATE_GEOMETRIES)
+def test_state_ids(group: tuple[Addressing, int], num_reqs: int) -> None:
+    addressing, pad = group
+    batch = state_batch(random.Random(num_reqs), addressing, num_reqs)
 
     def run(operations: Operations) -> list[Guarded]:
-        ints = outputs([num_reqs, num_reqs * geometry.num_states, num_reqs])
+        ints = outputs([num_reqs, num_reqs * addressing.states_per_step, num_reqs])
         bools = [guarded(num_reqs, torch.bool, fill=1) for _ in range(2)]
         operations.state_ids(
-            geometry,
+            addressing,
+            pad,
             batch,
-            StateRows(
+            MambaStates(
                 ints[0].inner,
-                ints[1].inner.view(num_reqs, geometry.num_states),
+                ints[1].inner.view(num_reqs, addressing.states_per_step),
                 ints[2].inner,
                 bools[0].inner,
                 bools[1].inner,
@@ -225,13 +236,87 @@ def widen(flags: Guarded) -> Guarded:
 
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 128, 130])
-@pytest.mark.parametrize("geometry", STATE_GEOMETRIES)
-def test_settle_states(geometry: StateGeometry, num_reqs: int) -> None:
-    batch = state_batch(random.Random(num_reqs), geometry, num_reqs)
+@pytest.mark.parametrize("group", STATE_GEOMETRIES)
+def test_commit_states(group: tuple[Addressing, int], num_reqs: int) -> None:
+    addressing, pad = group
+    batch = state_batch(random.Random(num_reqs), addressing, num_reqs)
+    accepted = state_batch(random.Random(num_reqs + 1), addressing, num_reqs).num_accepted_tokens
+    num_copies = -(-addressing.states_per_step // addressing.tokens_per_state_column)
 
     def run(operations: Operations) -> list[Guarded]:
-        out = outputs([num_reqs] * 3)
-        operations.settle_states(geometry, batch, SettledRows(*(each.inner for each in out)))
+        out = outputs([num_reqs * num_copies, num_reqs * num_copies, num_reqs])
+        copies = [each.inner.view(num_reqs, num_copies) for each in out[:2]]
+        committed = CommittedStates(copies[0], copies[1], out[2].inner)
+        operations.commit_states(addressing, pad, batch, accepted, committed)
         return out
 
     in_both(run, num_reqs)
+
+
+@pytest.mark.parametrize("operations", [reference, kernels], ids=["reference", "kernel"])
+@pytest.mark.parametrize(("accepted", "clamped"), [(5, 4), (2**31 - 1, 4), (-7, 1), (2, 2)])
+def test_an_accepted_count_out_of_range_never_leads_into_another_row(
+    operations: Operations, accepted: int, clamped: int
+) -> None:
+    addressing = states(4, None, 4)
+    table = int32([1, 2, 3, 4, 5, 6, 7, 8]).view(2, 4)
+    counts = int32([accepted, 1])
+    batch = StateBatch(table, int32([20, 20]), int32([24, 24]), counts)
+    ints = torch.zeros(2, 2, dtype=torch.int32)
+    found = MambaStates(
+        ints[0],
+        torch.zeros(2, 4, dtype=torch.int32),
+        ints[1],
+        *torch.zeros(2, 2, dtype=torch.bool),
+    )
+
+    operations.state_ids(addressing, 0, batch, found)
+
+    assert found.source_ids.tolist() == [clamped, 5]
+    assert found.num_accepted_tokens.tolist() == [clamped, 1]
+    assert found.state_ids.tolist() == table.tolist()
+
+    committed = CommittedStates(
+        torch.full((2, 1), 9, dtype=torch.int32),
+        torch.full((2, 1), 9, dtype=torch.int32),
+        torch.zeros(2, dtype=torch.int32),
+    )
+    operations.commit_states(addressing, 0, batch, counts, committed)
+
+    assert committed.num_accepted_tokens.tolist() == [clamped, 1]
+    assert committed.source_ids.tolist() == committed.target_ids.tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("operations", [reference, kernels], ids=["reference", "kernel"])
+def test_a_length_from_the_device_is_at_most_what_a_row_is_planned_for(
+    operations: Operations,
+) -> None:
+    addressing, ratio = rows(4, 16, 1, 1, 0, 1, 60)
+    starts, lens = int32([0, 1, 2, 3]), int32([2**31 - 1, -5, 61])
+    out = TokenLens(*torch.zeros(2, 3, dtype=torch.int32))
+
+    operations.token_lens(addressing, ratio, starts, lens, out)
+
+    assert out.seq_lens.tolist() == out.local_lens.tolist() == [60, 0, 60]
+
+
+@pytest.mark.parametrize("operations", [reference, kernels], ids=["reference", "kernel"])
+def test_a_count_of_live_columns_beyond_the_width_clears_one_row(operations: Operations) -> None:
+    """What memory held after it was lost is no count: no neighbour's row is written."""
+    addressing, ratio = rows(4, 16, 1, 1, 0, 1, 60)
+    table = torch.full((3, 4), POISON, dtype=torch.int32)
+    num_live = int32([2**31 - 1, 0, 0])
+    lens = TokenLens(*torch.zeros(2, 1, dtype=torch.int32))
+    source = int32([5, 6, 7, 8]).view(1, 4)
+
+    operations.expand_rows(
+        addressing,
+        ratio,
+        int32([0, 1]),
+        int32([20]),
+        source,
+        lens,
+        ExpandedRows(table[:1], num_live[:1]),
+    )
+
+    assert table.tolist() == [[5, 6, 0, 0], [POISON] * 4, [POISON] * 4]

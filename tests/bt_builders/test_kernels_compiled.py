@@ -8,7 +8,7 @@ from tests.support.compiled import compile_resources, run_compiled
 long = pytest.mark.long
 
 ROWS = {"TOKENS_PER_STATE": 4, "SHARDS": 2, "RANK": 1, "INTERLEAVE": 16}
-STATES = {"NULL_BLOCK": 0, "STATE_PAD": 0, "TOKENS_PER_COLUMN": 16, "NUM_STATES": 4, "TILE": 128}
+STATES = {"NULL_BLOCK": 0, "STATE_PAD": 0, "TOKENS_PER_COLUMN": 16, "NUM_STATES": 4}
 BATCH = ["block_table_ptr", "num_computed_tokens_ptr", "seq_lens_ptr", "num_accepted_tokens_ptr"]
 
 KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
@@ -18,7 +18,7 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
                 ["query_start_loc_ptr", "seq_lens_ptr", "out_lens_ptr", "out_local_lens_ptr"],
                 "*i32",
             ),
-            **dict.fromkeys(["N", "T", "search_steps"], "i32"),
+            **dict.fromkeys(["N", "T", "search_steps", "max_tokens"], "i32"),
         },
         {**ROWS, "TILE": 128},
     ),
@@ -33,7 +33,7 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
             "out_table_ptr": "*i32",
             "out_table_row_stride": "i32",
             "num_live_ptr": "*i32",
-            **dict.fromkeys(["N", "W", "search_steps"], "i32"),
+            **dict.fromkeys(["N", "W", "search_steps", "max_tokens"], "i32"),
         },
         {"NULL_BLOCK": 0, "STATES_PER_COLUMN": 16, **ROWS, "TILE": 512},
     ),
@@ -49,13 +49,13 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
             "local_lens_ptr": "*i32",
             "positions_ptr": "*i64",
             "slot_mapping_ptr": "*i64",
-            **dict.fromkeys(["N", "W", "step", "max_len"], "i32"),
+            **dict.fromkeys(["N", "W", "step", "max_tokens"], "i32"),
         },
         {
             "NULL_BLOCK": 0,
             "PAD_SLOT": -1,
             "KERNEL_BLOCK_SIZE": 64,
-            "RING_SIZE": 0,
+            "ADVANCES": 1,
             **ROWS,
             "TILE": 128,
         },
@@ -69,24 +69,28 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
             "out_accepted_ptr": "*i32",
             "has_initial_states_ptr": "*i1",
             "copies_ptr": "*i1",
-            "N": "i32",
-            "W": "i32",
+            **dict.fromkeys(["N", "W", "max_tokens"], "i32"),
         },
-        STATES,
+        {**STATES, "TILE": 128},
     ),
-    "settle_states": (
+    "commit_states": (
         {
             "block_table_ptr": "*i32",
             "block_table_row_stride": "i32",
+            "num_computed_tokens_ptr": "*i32",
+            "seq_lens_ptr": "*i32",
+            "num_accepted_before_ptr": "*i32",
             **dict.fromkeys(
-                [*BATCH[1:], "source_ids_ptr", "target_ids_ptr", "out_accepted_ptr"], "*i32"
+                ["num_accepted_tokens_ptr", "source_ids_ptr", "target_ids_ptr"], "*i32"
             ),
-            "N": "i32",
-            "W": "i32",
+            "copies_row_stride": "i32",
+            "out_accepted_ptr": "*i32",
+            **dict.fromkeys(["N", "W", "max_tokens"], "i32"),
         },
-        STATES,
+        {**STATES, "NUM_COPIES": 2, "TILE": 128},
     ),
 }
+FILES = {"state_ids": "states", "commit_states": "states"}
 
 
 # the two largest on one architecture; `hatch run long` compiles the others
@@ -106,7 +110,10 @@ def test_it_compiles_without_spills_or_local_memory(name: str, architecture: int
     signature = {**arguments, **dict.fromkeys(constants, "constexpr")}
 
     (found,) = compile_resources(
-        f"bt_builders.kernels.{name}:{name}_kernel", signature, constants, [architecture]
+        f"bt_builders.kernels.{FILES.get(name, 'tokens')}:{name}_kernel",
+        signature,
+        constants,
+        [architecture],
     )
 
     assert (found.stack, found.local, found.spills) == (0, 0, 0)

@@ -88,7 +88,7 @@ def test_b6_a_column_past_the_width_raises_on_the_host() -> None:
         builder.build(too_long)
 
 
-def test_b6_field_3_4_a_column_past_the_width_is_null_on_the_device() -> None:
+def test_a_length_past_the_row_stays_in_its_last_column() -> None:
     """Where only the device knows the length, the next request's row is never read."""
     layout = plan_mamba(block_size=16, max_model_len=64)
     common = make_batch(layout, [Request(60, 1), Request(60, 1)])
@@ -96,8 +96,8 @@ def test_b6_field_3_4_a_column_past_the_width_is_null_on_the_device() -> None:
 
     states = MambaMetadataBuilder(layout, "cpu").build(common).states
 
-    assert states.source_ids.tolist()[0] == NULL_BLOCK
-    assert states.state_ids.tolist()[0] == [NULL_BLOCK]
+    assert states.source_ids.tolist()[0] == common.block_table[0, -1]
+    assert states.state_ids.tolist()[0] == common.block_table[0, -1:].tolist()
 
 
 def test_b1_a_replicated_state_is_not_divided_by_the_ranks() -> None:
@@ -337,7 +337,7 @@ def test_accepted_drafts_are_found_by_the_next_step(
     """A recurrence that only counts tokens runs 60 steps through the builder's ids.
 
     Each step starts from a source, writes one state a token, keeps some of them, and
-    copies what ``settle`` says. The next source holds exactly the tokens that stayed,
+    copies what ``commit_states`` says. The next source holds exactly the tokens that stayed,
     and so does every boundary state that align keeps.
     """
     draw = random.Random(seed)
@@ -359,14 +359,15 @@ def test_accepted_drafts_are_found_by_the_next_step(
         for token in range(query_len):
             cache[int(states.state_ids[0, token])] = length + token + 1
         stays = draw.randint(1, query_len)
-        settled = builder.settle(common, int32([stays]))
-        if int(settled.source_ids[0]) != NULL_BLOCK:
-            cache[int(settled.target_ids[0])] = cache[int(settled.source_ids[0])]
+        committed = builder.commit_states(common, int32([stays]))
+        copied = zip(*(ids[0].tolist() for ids in committed[:2]), strict=True)
+        # all sources are read before the first target is written
+        cache.update({target: cache[source] for source, target in copied if source})
+        for boundary in range(length + 1, length + stays + 1):
+            if mode == "align" and boundary % block_size == 0:
+                assert cache[blocks[layout.state_column(boundary)]] == boundary
         length += stays
-        accepted = int(settled.num_accepted_tokens[0])
-        if mode == "align" and length % block_size == 0:
-            column = layout.state_column(length)
-            assert cache[blocks[column + accepted - 1]] == length
+        accepted = int(committed.num_accepted_tokens[0])
         if length > 300:
             length = 5
             accepted = 1
@@ -387,18 +388,18 @@ def test_a_step_in_place_finds_its_state_after_the_copy() -> None:
     assert torch.equal(picked, source)
 
 
-def test_prefills_have_nothing_to_settle() -> None:
+def test_prefills_have_nothing_to_commit() -> None:
     layout = plan_mamba(num_drafts=2)
     requests = [Request(17, 3), Request(40, 33, is_prefilling=True)]
     builder = MambaMetadataBuilder(layout, "cpu")
     common = make_batch(layout, requests)
     builder.build(common)
 
-    settled = builder.settle(common, int32([2, 33]))
+    committed = builder.commit_states(common, int32([2, 33]))
 
-    assert settled.source_ids.tolist() == [2 + 1, NULL_BLOCK]
-    assert settled.target_ids.tolist() == [1, NULL_BLOCK]
-    assert settled.num_accepted_tokens.tolist() == [1, 1]
+    assert committed.source_ids.tolist() == [[2 + 1], [NULL_BLOCK]]
+    assert committed.target_ids.tolist() == [[1], [NULL_BLOCK]]
+    assert committed.num_accepted_tokens.tolist() == [1, 1]
 
 
 def test_accepted_counts_of_another_shape_are_refused() -> None:
@@ -406,4 +407,4 @@ def test_accepted_counts_of_another_shape_are_refused() -> None:
     common = make_batch(layout, [Request(17, 3)])
 
     with pytest.raises(WidthMismatchError, match="num_accepted_tokens"):
-        MambaMetadataBuilder(layout, "cpu").settle(common, int32([2, 2]))
+        MambaMetadataBuilder(layout, "cpu").commit_states(common, int32([2, 2]))

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from bt_builders.mamba.chunks import cut_chunks
+from bt_builders.mamba import cut_chunks
 
 pytestmark = pytest.mark.fast
 

@@ -7,7 +7,7 @@ from tests.support.plain_builders import tokens_of
 from tests.support.plans import serving_limits
 
 from bt_builders import MLAMetadata, MLAMetadataBuilder, MLAOptions
-from bt_width import AttentionSpec, BlockTableLayout, InvalidEditError, InvalidSpecError, RingSpec
+from bt_width import AttentionSpec, BlockTableLayout, InvalidSpecError, RingSpec
 
 pytestmark = pytest.mark.fast
 
@@ -158,11 +158,15 @@ def test_c10_padding_rows_see_nothing() -> None:
     assert decode.token_seq_lens.tolist() == [47, 48, 49, 50] + [0] * 8
 
 
-def test_more_decode_tokens_than_planned_are_refused() -> None:
+def test_padding_past_the_most_decode_tokens_is_left_out() -> None:
+    """A pure decode batch that was padded as a prefill would be is no error."""
     layout = plan_mla()
+    common = make_batch(layout, [Request(20, 1)], num_tokens=33)
 
-    with pytest.raises(InvalidEditError, match="33 decode tokens"):
-        MLAMetadataBuilder(layout, "cpu").build(make_batch(layout, [Request(20, 1)], num_tokens=33))
+    decode = MLAMetadataBuilder(layout, "cpu").build(common).decode
+
+    assert (decode.num_tokens, decode.is_uniform) == (32, False)
+    assert decode.token_seq_lens.tolist() == [20] + [0] * 31
 
 
 def test_a_group_that_keeps_no_token_is_refused() -> None:

@@ -6,8 +6,7 @@ import pytest
 from tests.support.batches import Request, make_batch, rows_of
 from tests.support.plans import serving_limits
 
-from bt_builders import MLAContextChunk, MLAMetadataBuilder, MLAOptions
-from bt_builders.mla.context import Span, pack_contexts
+from bt_builders import ContextSpan, MLAContextChunk, MLAMetadataBuilder, MLAOptions, pack_contexts
 from bt_width import AttentionSpec, BlockTableLayout, InvalidSpecError
 
 pytestmark = pytest.mark.fast
@@ -55,13 +54,16 @@ def test_contexts_share_a_workspace_until_it_is_full() -> None:
     chunks = pack_contexts([100, 0, 50, 300], 256, unit=16, turn=1)
 
     assert chunks == [
-        [Span(0, 0, 100), Span(2, 0, 50), Span(3, 0, 96)],
-        [Span(3, 96, 204)],
+        [ContextSpan(0, 0, 100), ContextSpan(2, 0, 50), ContextSpan(3, 0, 96)],
+        [ContextSpan(3, 96, 204)],
     ]
 
 
 def test_a_remainder_below_a_block_opens_a_new_chunk() -> None:
-    assert pack_contexts([60, 40], 64, unit=16, turn=1) == [[Span(0, 0, 60)], [Span(1, 0, 40)]]
+    assert pack_contexts([60, 40], 64, unit=16, turn=1) == [
+        [ContextSpan(0, 0, 60)],
+        [ContextSpan(1, 0, 40)],
+    ]
 
 
 def test_room_counts_whole_turns_of_the_ranks() -> None:
@@ -138,14 +140,14 @@ def gather(
 
 
 def test_ranks_gather_no_more_rows_than_the_longest_of_them_keeps() -> None:
-    """37 and 8 tokens on two ranks, 8 by 8: 24 and 8 rows on each, the first ranks' parts."""
+    """37 and 8 tokens on two ranks, 8 by 8: 21 and 8 rows on each, the first rank's parts."""
     layout = plan_mla(size=2, rank=1, interleave=8)
     requests = [Request(40, 3, is_prefilling=True), Request(18, 10, is_prefilling=True)]
 
     (chunk,) = context_chunks(layout, requests, 4096)
 
-    assert chunk.local_cu_seq_lens.tolist() == [0, 24, 32]
-    assert chunk.num_local_rows == 32
+    assert chunk.local_cu_seq_lens.tolist() == [0, 21, 29]
+    assert chunk.num_local_rows == 29
     assert chunk.local_seq_lens.tolist() == [16, 0]
 
 
@@ -166,5 +168,7 @@ def test_a_context_below_its_bound_leaves_no_stranger_in_the_workspace() -> None
 def test_a_workspace_below_one_span_is_refused() -> None:
     layout = plan_mla(block_size=128, size=4, interleave=128)
 
-    with pytest.raises(InvalidSpecError, match="at least 512 tokens"):
+    with pytest.raises(
+        InvalidSpecError, match=r"MLAOptions\.workspace_tokens is 511 and must be at least 512"
+    ):
         MLAMetadataBuilder.configured(MLAOptions(workspace_tokens=511))(layout, "cpu")

@@ -10,6 +10,9 @@ from tests.support.batches import Request, make_batch
 from tests.support.plans import serving_limits
 
 from bt_builders import (
+    CUTLASS_MLA,
+    FLASHINFER_MLA,
+    FLASHMLA_DENSE_BATCH_INVARIANT,
     KERNEL_RULES,
     AttentionBackend,
     AttentionGroup,
@@ -21,11 +24,6 @@ from bt_builders import (
     compose_builders,
     init_attention,
     prepare_kernel_block_sizes,
-)
-from bt_builders.agreement.kernel_rules import (
-    CUTLASS_MLA,
-    FLASHINFER_MLA,
-    FLASHMLA_DENSE_BATCH_INVARIANT,
 )
 from bt_tables import MultiGroupBlockTable
 from bt_width import (

@@ -4,7 +4,7 @@ import pytest
 from tests.support.batches import Request, make_batch
 from tests.support.plans import plan
 
-from bt_builders.batch.split import BatchSplit, split_batch
+from bt_builders import BatchSplit, split_decodes_and_prefills
 from bt_width import AttentionSpec
 
 pytestmark = pytest.mark.fast
@@ -24,7 +24,7 @@ def split(
     common = make_batch(
         layout, requests, num_reqs=num_reqs, num_tokens=num_tokens, max_query_len=max_query_len
     )
-    return split_batch(common, threshold, uniform=uniform)
+    return split_decodes_and_prefills(common, threshold, uniform=uniform)
 
 
 @pytest.mark.parametrize(

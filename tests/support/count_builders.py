@@ -7,29 +7,30 @@ import random
 
 import torch
 from tests.support import stub_gpu
+from tests.support.addressings import rows as rows_of
+from tests.support.addressings import states
 
 from bt_builders import kernels
-from bt_builders.batch.geometry import RowGeometry
 from bt_builders.operations import (
+    CommittedStates,
     DraftRows,
     ExpandedRows,
-    SettledRows,
+    MambaStates,
     StateBatch,
-    StateGeometry,
-    StateRows,
     TokenLens,
 )
 
 NAMES = (
+    "commit_states",
     "compress_slots",
     "expand_rows",
-    "settle_states",
     "state_ids",
     "step_drafts",
     "token_lens",
 )
-ROWS = RowGeometry(4096, 64, 4, 2, 1, 16, 0, 500_000)
-STATES = StateGeometry(4096, 64, 4, 0)
+ROWS = rows_of(4096, 64, 4, 2, 1, 16, 500_000)
+STATES = states(4096, 64, 4)
+WIDTH = 4096
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
     stub_gpu.install()
     recorders = {}
     for name in NAMES:
-        module = __import__(f"bt_builders.kernels.{name}", fromlist=[name])
+        module = kernels.states if name.endswith(("_states", "_ids")) else kernels.tokens
         recorders[name] = stub_gpu.Recorder(getattr(module, f"{name}_kernel"))
         setattr(module, f"{name}_kernel", recorders[name])
     draw = random.Random(0)
@@ -70,23 +71,27 @@ def launch_all(draw: random.Random, num_reqs: int, num_tokens: int) -> None:
         )
 
     lens = TokenLens(ints(num_tokens), ints(num_tokens))
-    rows = ExpandedRows(table(num_tokens, ROWS.width), ints(num_tokens))
+    rows = ExpandedRows(table(num_tokens, WIDTH), ints(num_tokens))
     starts, seq_lens = ints(num_reqs + 1), ints(num_reqs)
-    source = table(num_reqs, ROWS.width)
-    kernels.token_lens(ROWS, starts, seq_lens, lens)
-    kernels.expand_rows(ROWS, starts, seq_lens, source, lens, rows)
-    kernels.compress_slots(ROWS, longs(num_tokens), longs(num_tokens), longs(num_tokens))
+    source = table(num_reqs, WIDTH)
+    kernels.token_lens(*ROWS, starts, seq_lens, lens)
+    kernels.expand_rows(*ROWS, starts, seq_lens, source, lens, rows)
+    kernels.compress_slots(
+        ROWS.tokens_per_state, longs(num_tokens), longs(num_tokens), longs(num_tokens)
+    )
     drafts = DraftRows(ints(num_reqs), ints(num_reqs), longs(num_reqs), longs(num_reqs))
-    kernels.step_drafts(ROWS, source, drafts, draw.randrange(2))
+    kernels.step_drafts(*ROWS, source, drafts, draw.randrange(2))
     batch = StateBatch(source, ints(num_reqs), seq_lens, ints(num_reqs))
     flags = torch.zeros(2, num_reqs, dtype=torch.bool)
     kernels.state_ids(
         STATES,
+        0,
         batch,
-        StateRows(ints(num_reqs), table(num_reqs, 4), ints(num_reqs), flags[0], flags[1]),
+        MambaStates(ints(num_reqs), table(num_reqs, 4), ints(num_reqs), flags[0], flags[1]),
     )
-    kernels.settle_states(
-        STATES, batch, SettledRows(ints(num_reqs), ints(num_reqs), ints(num_reqs))
+    copies = torch.empty(2, num_reqs, 1 + draw.randrange(3), dtype=torch.int32)[:, :, :1]
+    kernels.commit_states(
+        STATES, 0, batch, ints(num_reqs), CommittedStates(copies[0], copies[1], ints(num_reqs))
     )
 
 

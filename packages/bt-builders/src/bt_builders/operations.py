@@ -1,4 +1,4 @@
-"""The device work of the builders as one interface; it knows no implementation.
+"""Describes the device work of the builders as one interface; it knows no implementation.
 
 Every operation writes into tensors that its caller owns, and reads nothing back to
 the host. N requests, T tokens, W columns, S states of a request.
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from .batch.geometry import RowGeometry
+from bt_width import Addressing
 
 
 class TokenLens(NamedTuple):
@@ -54,22 +54,6 @@ class DraftRows(NamedTuple):
     slot_mapping: torch.Tensor
 
 
-class StateGeometry(NamedTuple):
-    """How a recurrent group's states lie in its rows.
-
-    Attributes:
-        width: Columns of a row.
-        tokens_per_column: Tokens between two kept states, or 0 where only one is kept.
-        num_states: States a step may write: one, and one more for each draft.
-        pad: What stands for the null state in the ids given to a kernel.
-    """
-
-    width: int
-    tokens_per_column: int
-    num_states: int
-    pad: int
-
-
 class StateBatch(NamedTuple):
     """What the state columns of a step follow from.
 
@@ -77,7 +61,7 @@ class StateBatch(NamedTuple):
         block_table: [N, W] int32.
         num_computed_tokens: [N] int32.
         seq_lens: [N] int32; 0 for a padding row.
-        num_accepted_tokens: [N] int32.
+        num_accepted_tokens: [N] int32; of the step before.
     """
 
     block_table: torch.Tensor
@@ -86,14 +70,20 @@ class StateBatch(NamedTuple):
     num_accepted_tokens: torch.Tensor
 
 
-class StateRows(NamedTuple):
-    """Where the state ids of a step go.
+class MambaStates(NamedTuple):
+    """Where the states of some requests (N) come from and go to; the pad stands for none.
+
+    A kernel that reads one place and writes another takes ``source_ids`` and
+    ``state_ids``. A kernel that works in place takes ``state_ids`` and
+    ``num_accepted_tokens``, after a copy of ``source_ids`` to ``state_ids[:, 0]`` where
+    ``copies`` says so.
 
     Attributes:
-        source_ids: [N] int32; the state to start from; the pad where there is none.
-        state_ids: [N, S] int32; where the state goes after the first token, the second...
-        num_accepted_tokens: [N] int32; the column of ``state_ids`` that holds the source,
-            plus 1: 1 where the source lies elsewhere and has to be copied to column 0.
+        source_ids: [N] int32; the state to start from; the pad for a new request.
+        state_ids: [N, 1 + drafts] int32; where the state after each token goes. A
+            request that prefills writes its last state to the first.
+        num_accepted_tokens: [N] int32; one more than the column of ``state_ids`` that
+            holds the state to start from.
         has_initial_states: [N] bool; whether there is a state to start from.
         copies: [N] bool; whether that state lies outside ``state_ids``.
     """
@@ -105,13 +95,18 @@ class StateRows(NamedTuple):
     copies: torch.Tensor
 
 
-class SettledRows(NamedTuple):
-    """Where the copies go that a step's accepted tokens call for.
+class CommittedStates(NamedTuple):
+    """What to copy once it is known which of a step's tokens stay; at most C states a request.
+
+    In mode "align" a state that ends a block, or that a later step looks for in an earlier
+    column, is copied there. All sources are read before the first target is written, or a
+    request's copies are made from left to right. The pad stands for "nothing to copy" in
+    both ids.
 
     Attributes:
-        source_ids: [N] int32; the state to keep; the pad where nothing is copied.
-        target_ids: [N] int32; where the next step looks for it, likewise.
-        num_accepted_tokens: [N] int32; the next step's.
+        source_ids: [N, C] int32.
+        target_ids: [N, C] int32.
+        num_accepted_tokens: [N] int32; what the next step's batch has to say.
     """
 
     source_ids: torch.Tensor
@@ -120,11 +115,16 @@ class SettledRows(NamedTuple):
 
 
 class Operations(Protocol):
-    """What builders launch; the module ``reference`` is one, ``kernels`` the other."""
+    """What builders launch; the module ``reference`` is one, ``kernels`` the other.
+
+    Numbers that come from the device and lead to a column are clamped to what the group
+    is planned for.
+    """
 
     def token_lens(
         self,
-        geometry: RowGeometry,
+        addressing: Addressing,
+        tokens_per_state: int,
         query_start_loc: torch.Tensor,
         seq_lens: torch.Tensor,
         out: TokenLens,
@@ -133,7 +133,8 @@ class Operations(Protocol):
 
     def expand_rows(
         self,
-        geometry: RowGeometry,
+        addressing: Addressing,
+        tokens_per_state: int,
         query_start_loc: torch.Tensor,
         seq_lens: torch.Tensor,
         block_table: torch.Tensor,
@@ -144,7 +145,7 @@ class Operations(Protocol):
 
     def compress_slots(
         self,
-        geometry: RowGeometry,
+        tokens_per_state: int,
         positions: torch.Tensor,
         slot_mapping: torch.Tensor,
         out: torch.Tensor,
@@ -152,12 +153,26 @@ class Operations(Protocol):
         """Write the slot of the state that each token [T] completes, else ``PAD_SLOT``."""
 
     def step_drafts(
-        self, geometry: RowGeometry, block_table: torch.Tensor, drafts: DraftRows, step: int
+        self,
+        addressing: Addressing,
+        tokens_per_state: int,
+        block_table: torch.Tensor,
+        drafts: DraftRows,
+        step: int,
     ) -> None:
         """Move ``drafts`` on by ``step`` tokens, 0 or 1, in place."""
 
-    def state_ids(self, geometry: StateGeometry, batch: StateBatch, out: StateRows) -> None:
-        """Write where each request's state comes from and goes to."""
+    def state_ids(
+        self, addressing: Addressing, pad: int, batch: StateBatch, out: MambaStates
+    ) -> None:
+        """Write where each request's state comes from and goes to; ``pad`` is no state."""
 
-    def settle_states(self, geometry: StateGeometry, batch: StateBatch, out: SettledRows) -> None:
-        """Write which state each decode has to copy, once its accepted tokens are known."""
+    def commit_states(
+        self,
+        addressing: Addressing,
+        pad: int,
+        batch: StateBatch,
+        accepted: torch.Tensor,
+        out: CommittedStates,
+    ) -> None:
+        """Write which states each decode has to copy, once its ``accepted`` tokens are known."""

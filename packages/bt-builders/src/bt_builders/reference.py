@@ -1,4 +1,4 @@
-"""The builders' device work in NumPy: the truth for the kernels, and the CPU's way."""
+"""Does the builders' device work in NumPy: the truth for the kernels, and the way of a CPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bt_width import NULL_BLOCK, PAD_SLOT
+from bt_tables.reference.addressing import local_lengths, locate
+from bt_width import NULL_BLOCK, PAD_SLOT, Addressing
 
-from .batch.geometry import RowGeometry
 from .operations import (
+    CommittedStates,
     DraftRows,
     ExpandedRows,
-    SettledRows,
+    MambaStates,
     StateBatch,
-    StateGeometry,
-    StateRows,
     TokenLens,
 )
 
@@ -25,17 +24,19 @@ _Ints: TypeAlias = NDArray[np.integer[Any]]
 
 
 def token_lens(
-    geometry: RowGeometry,
+    addressing: Addressing,
+    tokens_per_state: int,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     out: TokenLens,
 ) -> None:
     """Write what each token sees; see ``Operations``."""
-    _write_token_lens(geometry, query_start_loc.numpy(), seq_lens.numpy(), out)
+    _write_token_lens(addressing, tokens_per_state, query_start_loc.numpy(), seq_lens.numpy(), out)
 
 
 def expand_rows(
-    geometry: RowGeometry,
+    addressing: Addressing,
+    tokens_per_state: int,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
@@ -43,11 +44,13 @@ def expand_rows(
     rows: ExpandedRows,
 ) -> None:
     """Write what each token sees, and its copy of a row; see ``Operations``."""
-    req_of_token = _write_token_lens(geometry, query_start_loc.numpy(), seq_lens.numpy(), lens)
-    num_live = -(-lens.local_lens.numpy() // geometry.states_per_column)
-    np.minimum(num_live, geometry.width, out=num_live)
+    req_of_token = _write_token_lens(
+        addressing, tokens_per_state, query_start_loc.numpy(), seq_lens.numpy(), lens
+    )
+    num_live = -(-lens.local_lens.numpy() // (addressing.kernel_block_size // tokens_per_state))
+    np.minimum(num_live, addressing.width, out=num_live)
     was_live = rows.num_live.numpy()
-    reach = int(max(num_live.max(initial=0), was_live.max(initial=0)))
+    reach = min(int(max(num_live.max(initial=0), was_live.max(initial=0))), addressing.width)
     if reach:
         columns = np.arange(reach)
         is_live = columns < num_live[:, None]
@@ -59,7 +62,11 @@ def expand_rows(
 
 
 def _write_token_lens(
-    geometry: RowGeometry, starts: _Ints, seq_lens: _Ints, out: TokenLens
+    addressing: Addressing,
+    tokens_per_state: int,
+    starts: _Ints,
+    seq_lens: _Ints,
+    out: TokenLens,
 ) -> _Ints:
     """Write the lengths; return each token's request, the last one for padding tokens."""
     tokens = np.arange(out.seq_lens.numel(), dtype=np.int32)
@@ -71,125 +78,133 @@ def _write_token_lens(
     req_of_token = ends.searchsorted(tokens, side="right")
     is_real = req_of_token < seq_lens.size
     req_of_token = np.minimum(req_of_token, seq_lens.size - 1)
-    lens = np.where(is_real, seq_lens[req_of_token] - ends[req_of_token] + tokens + 1, 0)
-    np.maximum(lens, 0, out=lens)
+    # lengths and ends are the device's word: no row is read past its last token
+    lens = seq_lens[req_of_token].astype(np.int64) - ends[req_of_token] + tokens + 1
+    lens = np.where(is_real, lens.clip(0, addressing.max_tokens), 0)
     out.seq_lens.numpy()[:] = lens
-    out.local_lens.numpy()[:] = _local_states(geometry, lens)
+    out.local_lens.numpy()[:] = local_lengths(addressing, lens) // tokens_per_state
     return req_of_token
 
 
 def compress_slots(
-    geometry: RowGeometry,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    out: torch.Tensor,
+    tokens_per_state: int, positions: torch.Tensor, slot_mapping: torch.Tensor, out: torch.Tensor
 ) -> None:
     """Write the slot of the state that each token completes; see ``Operations``."""
-    out.numpy()[:] = _state_slots(geometry, positions.numpy(), slot_mapping.numpy())
+    out.numpy()[:] = _state_slots(tokens_per_state, positions.numpy(), slot_mapping.numpy())
 
 
 def step_drafts(
-    geometry: RowGeometry, block_table: torch.Tensor, drafts: DraftRows, step: int
+    addressing: Addressing,
+    tokens_per_state: int,
+    block_table: torch.Tensor,
+    drafts: DraftRows,
+    step: int,
 ) -> None:
     """Move drafts on; see ``Operations``."""
     old = drafts.seq_lens.numpy().astype(np.int64)
     moved = np.where(old > 0, old + step, 0)
-    lens = np.minimum(moved, geometry.max_len)
+    lens = np.minimum(moved, addressing.max_tokens)
     positions = lens - 1
-    slots = _token_slots(geometry, positions, block_table.numpy())
-    slots[moved > geometry.max_len] = PAD_SLOT
+    slots = _token_slots(addressing, positions, block_table.numpy())
+    slots[moved > addressing.max_tokens] = PAD_SLOT
     drafts.seq_lens.numpy()[:] = lens
-    drafts.local_lens.numpy()[:] = _local_states(geometry, lens)
+    drafts.local_lens.numpy()[:] = local_lengths(addressing, lens) // tokens_per_state
     drafts.positions.numpy()[:] = positions
-    drafts.slot_mapping.numpy()[:] = _state_slots(geometry, positions, slots)
+    drafts.slot_mapping.numpy()[:] = _state_slots(tokens_per_state, positions, slots)
 
 
-def state_ids(geometry: StateGeometry, batch: StateBatch, out: StateRows) -> None:
+def state_ids(addressing: Addressing, pad: int, batch: StateBatch, out: MambaStates) -> None:
     """Write where each request's state comes from and goes to; see ``Operations``."""
-    computed = batch.num_computed_tokens.numpy()
-    lens = batch.seq_lens.numpy()
-    draft = np.clip(batch.num_accepted_tokens.numpy() - 1, 0, None)
-    first = _state_columns(geometry, lens)
-    read = _state_columns(geometry, computed)
-    stays = first == read
+    computed = _counts(batch.num_computed_tokens, 0, addressing.max_tokens)
+    lens = _counts(batch.seq_lens, 0, addressing.max_tokens)
+    accepted = _counts(batch.num_accepted_tokens, 1, addressing.states_per_step)
+    first = _state_columns(addressing, lens)
+    read = _state_columns(addressing, computed)
     table = batch.block_table.numpy()
 
     has_initial = (lens > 0) & (computed > 0)
-    is_source = has_initial & (draft < geometry.num_states)
-    out.source_ids.numpy()[:] = _pick_states(geometry, table, read + draft, is_source)
-    for state in range(geometry.num_states):
-        column = out.state_ids.numpy()[:, state]
-        column[:] = _pick_states(geometry, table, first + state, lens > 0)
-    out.num_accepted_tokens.numpy()[:] = np.where(has_initial & stays, draft + 1, 1)
+    out.source_ids.numpy()[:] = _pick_states(table, read + accepted - 1, has_initial, pad)
+    columns = first[:, None] + np.arange(addressing.states_per_step)
+    out.state_ids.numpy()[:] = _pick_states(table, columns, (lens > 0)[:, None], pad)
+    out.num_accepted_tokens.numpy()[:] = np.where(has_initial & (first == read), accepted, 1)
     out.has_initial_states.numpy()[:] = has_initial
-    out.copies.numpy()[:] = has_initial & ~stays
+    out.copies.numpy()[:] = has_initial & (first != read)
 
 
-def settle_states(geometry: StateGeometry, batch: StateBatch, out: SettledRows) -> None:
-    """Write which state each decode has to copy; see ``Operations``."""
-    computed = batch.num_computed_tokens.numpy()
-    accepted = np.maximum(batch.num_accepted_tokens.numpy(), 1)
-    lens = batch.seq_lens.numpy()
+def commit_states(
+    addressing: Addressing,
+    pad: int,
+    batch: StateBatch,
+    accepted: torch.Tensor,
+    out: CommittedStates,
+) -> None:
+    """Write which states each decode has to copy; see ``Operations``."""
+    computed = _counts(batch.num_computed_tokens, 0, addressing.max_tokens)
+    lens = _counts(batch.seq_lens, 0, addressing.max_tokens)
+    before = _counts(batch.num_accepted_tokens, 1, addressing.states_per_step)
+    is_live = lens > computed
+    kept = np.minimum(computed + _counts(accepted, 1, addressing.states_per_step), lens)
+    first, last = _state_columns(addressing, lens), _state_columns(addressing, kept)
+    size = addressing.tokens_per_state_column
+    # states that end a column after ``computed``, and the last state where it lies elsewhere
+    num_ends = kept // size - computed // size
+    ends_column = kept % size == 0
+    moves = ends_column | (first != last)
+
+    copies = np.arange(out.target_ids.shape[1])
+    columns = (computed // size)[:, None] + copies
+    is_end = copies < num_ends[:, None]
+    is_last = (copies == num_ends[:, None]) & (moves & ~ends_column)[:, None]
+    tokens = np.where(is_end, (columns + 1) * size, kept[:, None])
+    sources = (first - computed - 1)[:, None] + tokens
+    targets = np.where(is_end, columns, last[:, None])
+    is_copied = is_live[:, None] & (is_end | is_last) & (sources != targets)
     table = batch.block_table.numpy()
-    first = _state_columns(geometry, lens)
-    # the last of the tokens that stay whose state does not belong to the column written to
-    kept = np.minimum(computed + accepted, first * geometry.tokens_per_column)
-    draft = kept - computed - 1
-    is_copied = (lens > 0) & (draft >= 0) & (draft < geometry.num_states)
-    out.source_ids.numpy()[:] = _pick_states(geometry, table, first + draft, is_copied)
-    target = _state_columns(geometry, kept)
-    out.target_ids.numpy()[:] = _pick_states(geometry, table, target, is_copied)
-    lies_before = is_copied & (computed + accepted == kept)
-    out.num_accepted_tokens.numpy()[:] = np.where(lies_before | (lens == 0), 1, accepted)
-
-
-def _state_columns(geometry: StateGeometry, num_tokens: _Ints) -> _Ints:
-    """Return the column of each state after ``num_tokens``; the first where one is kept."""
-    if not geometry.tokens_per_column:
-        return np.zeros_like(num_tokens)
-    return np.maximum(num_tokens - 1, 0) // geometry.tokens_per_column
-
-
-def _pick_states(
-    geometry: StateGeometry, table: _Ints, columns: _Ints, is_state: NDArray[np.bool_]
-) -> _Ints:
-    """Return the id in each row's column, or the pad: no state, past the width, or null."""
-    inside = is_state & (columns >= 0) & (columns < geometry.width)
-    rows = np.arange(columns.size)
-    ids = np.where(inside, table[rows, np.where(inside, columns, 0)], NULL_BLOCK)
-    states: _Ints = np.where(ids == NULL_BLOCK, geometry.pad, ids)
-    return states
-
-
-def _local_states(geometry: RowGeometry, lens: _Ints) -> _Ints:
-    """Return the states of ``lens`` tokens that this rank keeps."""
-    turns, rest = np.divmod(lens, geometry.tokens_per_turn)
-    own = np.clip(rest - geometry.rank * geometry.interleave, 0, geometry.interleave)
-    states: _Ints = (turns * geometry.interleave + own) // geometry.tokens_per_state
-    return states
-
-
-def _token_slots(geometry: RowGeometry, positions: _Ints, table: _Ints) -> NDArray[np.int64]:
-    """Return the token's slot of one position a row; ``PAD_SLOT`` where this rank has none."""
-    places = np.maximum(positions, 0)
-    if geometry.ring_size:
-        local, is_own = places % geometry.ring_size, positions >= 0
-    else:
-        turns, rest = np.divmod(places, geometry.tokens_per_turn)
-        owner, within = np.divmod(rest, geometry.interleave)
-        local = turns * geometry.interleave + within
-        is_own = (positions >= 0) & (owner == geometry.rank)
-    columns, offsets = np.divmod(local, geometry.kernel_block_size)
-    is_own &= columns < geometry.width
-    rows = np.arange(positions.size)
-    ids = table[rows, np.where(is_own, columns, 0)].astype(np.int64)
-    return np.where(
-        is_own & (ids != NULL_BLOCK), ids * geometry.kernel_block_size + offsets, PAD_SLOT
+    source_ids = _pick_states(table, sources, is_copied, pad)
+    target_ids = _pick_states(table, targets, is_copied, pad)
+    is_copied = (source_ids != pad) & (target_ids != pad)
+    out.source_ids.numpy()[:] = np.where(is_copied, source_ids, pad)
+    out.target_ids.numpy()[:] = np.where(is_copied, target_ids, pad)
+    # a request without tokens keeps its state where it was
+    unmoved = np.where(lens > 0, before, 1)
+    out.num_accepted_tokens.numpy()[:] = np.where(
+        is_live, np.where(moves, 1, kept - computed), unmoved
     )
 
 
-def _state_slots(geometry: RowGeometry, positions: _Ints, slots: _Ints) -> _Ints:
+def _counts(counts: torch.Tensor, least: int, most: int) -> NDArray[np.int64]:
+    """Return counts that the device knows, clamped: they lead to columns."""
+    clamped: NDArray[np.int64] = counts.numpy().astype(np.int64).clip(least, most)
+    return clamped
+
+
+def _state_columns(addressing: Addressing, num_tokens: _Ints) -> _Ints:
+    """Return the column of each state after ``num_tokens``."""
+    columns: _Ints = np.maximum(num_tokens - 1, 0) // addressing.tokens_per_state_column
+    return columns
+
+
+def _pick_states(table: _Ints, columns: _Ints, is_state: NDArray[np.bool_], pad: int) -> _Ints:
+    """Return the id in each row's columns, or the pad: no state, past the width, or null."""
+    inside = is_state & (columns >= 0) & (columns < table.shape[1])
+    rows = np.arange(len(table)).reshape(-1, *[1] * (columns.ndim - 1))
+    ids = np.where(inside, table[rows, np.where(inside, columns, 0)], NULL_BLOCK)
+    states: _Ints = np.where(ids == NULL_BLOCK, pad, ids)
+    return states
+
+
+def _token_slots(addressing: Addressing, positions: _Ints, table: _Ints) -> NDArray[np.int64]:
+    """Return the token's slot of one position a row; ``PAD_SLOT`` where this rank has none."""
+    places = locate(addressing, np.maximum(positions, 0))
+    is_own = (positions >= 0) & (places.rank == addressing.rank)
+    is_own &= places.column < addressing.width
+    rows = np.arange(positions.size)
+    ids = table[rows, np.where(is_own, places.column, 0)].astype(np.int64)
+    slots = ids * addressing.kernel_block_size + places.offset
+    return np.where(is_own & (ids != NULL_BLOCK), slots, PAD_SLOT)
+
+
+def _state_slots(tokens_per_state: int, positions: _Ints, slots: _Ints) -> _Ints:
     """Return the slot of the state that each token completes, else ``PAD_SLOT``."""
-    ratio = geometry.tokens_per_state
-    completes = (slots >= 0) & (positions >= 0) & ((positions + 1) % ratio == 0)
-    return np.where(completes, slots // ratio, PAD_SLOT)
+    completes = (slots >= 0) & (positions >= 0) & ((positions + 1) % tokens_per_state == 0)
+    return np.where(completes, slots // tokens_per_state, PAD_SLOT)

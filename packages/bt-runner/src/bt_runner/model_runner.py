@@ -272,8 +272,9 @@ class ModelRunner:
         for index, (_, builders) in enumerate(self._groups):
             for builder in builders:
                 if isinstance(builder, MambaMetadataBuilder):
-                    found = builder.settle(in_flight.metadata[index], accepted)
-                    self._model.copy_blocks(index, found.source_ids, found.target_ids)
+                    found = builder.commit_states(in_flight.metadata[index], accepted)
+                    sources, targets = found.source_ids.flatten(), found.target_ids.flatten()
+                    self._model.copy_blocks(index, sources, targets)
                     self._num_accepted[in_flight.rows] = found.num_accepted_tokens
         return True
 

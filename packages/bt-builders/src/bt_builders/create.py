@@ -1,24 +1,28 @@
-"""Builders made from a layout: the width goes to those that ask, and to no other."""
+"""Makes builders from a layout: the width goes to those that ask, and to no other."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TypeVar, cast, overload
+from typing import ClassVar, TypeVar, cast, overload
 
 import torch
 
-from bt_width import BlockTableLayout, InvalidSpecError
+from bt_width import BlockTableLayout, BlockTableWidth, InvalidSpecError
 
-from ..arguments import as_tuple, indexed_device, require_layout, require_positive
-from .declarations import name_of, requires_width
+from ._checks import as_tuple, indexed_device, require_layout, require_positive
+from .common import CommonAttentionMetadata
 from .protocol import (
     BuilderClass,
+    CudagraphLevel,
     MetadataBuilder,
     PlainBuilder,
     PlainBuilderClass,
     WidthBuilder,
     WidthBuilderClass,
+    least_cudagraph_support,
+    name_of,
+    requires_width,
 )
 
 Asking = TypeVar("Asking", bound=WidthBuilder[object])
@@ -149,3 +153,69 @@ def _check_build(builder_class: BuilderClass) -> None:
             f"({', '.join(signature.parameters)}): {error}",
             builder_class=builder_class,
         ) from None
+
+
+def rebind_builder(builder: MetadataBuilder[object]) -> None:
+    """Let a builder write its constants and buffers anew, if it keeps any."""
+    rebind = getattr(builder, "rebind", None)
+    if callable(rebind):
+        rebind()
+
+
+class _Composite:
+    """Builds each part's metadata from the same batch."""
+
+    parts: ClassVar[tuple[BuilderClass, ...]]
+    requires_block_table_width: ClassVar[bool]
+    cudagraph_support: ClassVar[CudagraphLevel]
+
+    def __init__(self, layout: BlockTableLayout, device: torch.device | str) -> None:
+        (self.builders,) = create_metadata_builders(layout, self.parts, device)
+        self.layout = layout
+
+    def build(self, common: CommonAttentionMetadata) -> tuple[object, ...]:
+        """Return the parts' metadata, in the order of the parts."""
+        return tuple(builder.build(common) for builder in self.builders)
+
+    def rebind(self) -> None:
+        """Write every part's buffers anew."""
+        for builder in self.builders:
+            rebind_builder(builder)
+
+
+class _AskingComposite(_Composite):
+    def __init__(
+        self,
+        layout: BlockTableLayout,
+        device: torch.device | str,
+        *,
+        block_table_width: BlockTableWidth,
+    ) -> None:
+        require_layout(layout)
+        # the parts that ask are handed the layout's own width, which is this one
+        if block_table_width != layout.width:
+            raise InvalidSpecError(
+                f"block_table_width {block_table_width} is not the layout's {layout.width}",
+                block_table_width=block_table_width,
+            )
+        super().__init__(layout, device)
+
+
+def compose_builders(*parts: BuilderClass) -> BuilderClass:
+    """Return a builder class whose ``build`` returns the parts' metadata as a tuple.
+
+    Raises:
+        InvalidSpecError: There is no part, or a part's flag or level is not one.
+    """
+    if not parts:
+        raise InvalidSpecError("a composite needs at least one part")
+    # a list, so that the flag of every part is checked
+    asks = any([requires_width(part) for part in parts])
+    name = f"Composite[{', '.join(name_of(part) for part in parts)}]"
+    attributes = {
+        "parts": parts,
+        "requires_block_table_width": asks,
+        "cudagraph_support": least_cudagraph_support(parts).level,
+    }
+    base = _AskingComposite if asks else _Composite
+    return cast(BuilderClass, type(name, (base,), attributes))

@@ -1,4 +1,4 @@
-"""The k-pool tail: the last tokens' keys in a ring, kept until they make a state."""
+"""Builds the metadata of a k-pool tail: the last tokens' keys, in a ring."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from bt_width import BlockTableLayout, InvalidSpecError
 
-from ..arguments import require_layout
-from ..batch.common import CommonAttentionMetadata
-from ..operations import DraftRows
-from ..slot_builder import SlotBuilder
+from ._checks import require_layout
+from .common import CommonAttentionMetadata
+from .drafts import SlotBuilder
+from .operations import DraftRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,12 +22,14 @@ class RingTailMetadata:
     Attributes:
         ring_size: Tokens of a ring.
         slot_mapping: [T] int64; ``own_block * ring_size + position % ring_size``.
+        positions: [T] int64; each token's place in its request.
         block_table: [N, 1] int32; each request's own block.
         num_live: [N] int32; slots of each request's ring that hold a token.
     """
 
     ring_size: int
     slot_mapping: torch.Tensor
+    positions: torch.Tensor
     block_table: torch.Tensor
     num_live: torch.Tensor
 
@@ -65,19 +67,31 @@ class RingTailMetadataBuilder(SlotBuilder[RingTailMetadata]):
             RowOverflowError: A request is longer than a row was planned for; nothing changed.
         """
         self._guard.check(common)
-        return self._describe(common.block_table, common.seq_lens, common.slot_mapping)
+        return self._describe(
+            common.block_table, common.seq_lens, common.slot_mapping, common.positions
+        )
+
+    def rebind(self) -> None:
+        """Write the builder's constants and buffers anew, in place, after memory was lost."""
+        super().rebind()
+        self._num_live.zero_()
 
     def _describe_drafts(self, block_table: torch.Tensor, rows: DraftRows) -> RingTailMetadata:
-        return self._describe(block_table, rows.seq_lens, rows.slot_mapping)
+        return self._describe(block_table, rows.seq_lens, rows.slot_mapping, rows.positions)
 
     def _describe(
-        self, block_table: torch.Tensor, seq_lens: torch.Tensor, slot_mapping: torch.Tensor
+        self,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        positions: torch.Tensor,
     ) -> RingTailMetadata:
         num_live = self._num_live[: seq_lens.numel()]
-        torch.clamp(seq_lens, max=self._ring_size, out=num_live)
+        torch.clamp(seq_lens, 0, self._ring_size, out=num_live)
         return RingTailMetadata(
             ring_size=self._ring_size,
             slot_mapping=slot_mapping,
+            positions=positions,
             block_table=block_table,
             num_live=num_live,
         )

@@ -1,4 +1,4 @@
-"""What a backend reads, and which backends share a cache group."""
+"""Declares what a backend reads, and which backends share a cache group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bt_width import (
 )
 from bt_width.specs import layers_of
 
-from ..arguments import as_tuple, require_positive
+from ._checks import as_tuple, require_positive
 from .protocol import BuilderClass
 
 SpanUnit: TypeAlias = Literal["tokens", "states"]

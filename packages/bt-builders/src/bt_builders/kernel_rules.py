@@ -1,4 +1,4 @@
-"""What published attention kernels ask of a block table, as data; checked when one is chosen.
+"""Lists what published attention kernels ask of a block table, as data; checked when one is chosen.
 
 Each rule says which kernel blocks a kernel reads and what its rows must span. The
 planner meets both once; nothing is padded in a step.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bt_width import MultipleOf
 
-from ..arguments import require_positive
+from ._checks import require_positive
 from .backend import AttentionBackend, SpanUnit
 from .protocol import BuilderClass
 
@@ -100,6 +100,13 @@ DEEPGEMM_PAGED_MQA_SM100 = KernelRule(
     note="as on sm90; one token a row where query lengths vary",
 )
 
+DEEPGEMM_PAGED_MQA_SM120 = KernelRule(
+    name="deepgemm-paged-mqa-sm120",
+    kernel_block_sizes=(64,),
+    unit="states",
+    note="as on sm90",
+)
+
 KERNEL_RULES = (
     FLASHINFER_MLA,
     CUTLASS_MLA,
@@ -111,5 +118,6 @@ KERNEL_RULES = (
     TRITON_MLA,
     DEEPGEMM_PAGED_MQA_SM90,
     DEEPGEMM_PAGED_MQA_SM100,
+    DEEPGEMM_PAGED_MQA_SM120,
 )
 """Every rule, in the order of the file."""

@@ -1,4 +1,4 @@
-"""From groups to builders, in the only order there is: agree, plan, then build."""
+"""Turns groups into builders, in the only order there is: agree, plan, then build."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from bt_width import (
 )
 from bt_width.specs import layers_of
 
-from ..arguments import as_tuple, indexed_device
+from ._checks import as_tuple, indexed_device
 from .backend import AttentionGroup, can_split
-from .create import create_metadata_builders, require_ubatches
-from .declarations import CudagraphSupport, least_cudagraph_support
-from .protocol import MetadataBuilder
+from .create import create_metadata_builders, rebind_builder, require_ubatches
+from .protocol import CudagraphSupport, MetadataBuilder, least_cudagraph_support
 
 Builder = TypeVar("Builder")
 
@@ -100,6 +99,18 @@ class AttentionSetup:
     def layouts(self) -> tuple[BlockTableLayout, ...]:
         """The groups' plans: what tables are made from."""
         return tuple(group.layout for group in self.groups)
+
+    def rebind(self) -> None:
+        """Write every builder's constants and buffers anew, in place.
+
+        For when memory was released and mapped again and what it held is lost. What a
+        CUDA graph captured stays at its address. Call it beside the tables' ``rebind``,
+        while no step is in flight; builders of your own are asked if they have the method.
+        """
+        for group in self.groups:
+            for builders in group.ubatches:
+                for builder in builders:
+                    rebind_builder(builder)
 
 
 def prepare_kernel_block_sizes(groups: Sequence[AttentionGroup]) -> tuple[int, ...]:

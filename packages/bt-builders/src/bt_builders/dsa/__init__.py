@@ -1,1 +1,0 @@
-"""Metadata of the DSA lightning indexer."""

@@ -1,1 +1,0 @@
-"""Metadata of recurrent (Mamba) layers."""

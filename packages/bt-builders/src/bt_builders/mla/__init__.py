@@ -1,1 +1,0 @@
-"""Metadata of multi-head latent attention."""
