@@ -260,11 +260,6 @@ ADDRESSING = {"bt_tables.reference.addressing", "bt_tables.kernels.addressing"}
 
 
 SPLIT_ELSEWHERE = {
-    "bt_builders.batch.geometry",
-    "bt_builders.kernels.step_drafts",
-    "bt_builders.kernels.tokens",
-    "bt_builders.mla.context",
-    "bt_builders.reference",
     "bt_runner.kv_cache_manager",
     "bt_runner.soak.scenario",
     "bt_tables.sanitizer.kernel",

@@ -129,11 +129,10 @@ class ContextPart:
         """
         self._addressing = addressing = layout.addressing
         self._device = device
-        # the first token of a span is the first of a kernel block on every rank; both sizes
-        # divide a block, so that so many tokens of all ranks are a part of a block of all ranks
+        # the first token of a span is the first of a kernel block on every rank
         per_rank = math.lcm(addressing.kernel_block_size, addressing.interleave)
-        self._unit = layout.tokens_per_block // (layout.block_size // per_rank)
-        self._turn = layout.tokens_per_block // (layout.block_size // addressing.interleave)
+        self._unit = _on_all_ranks(layout, per_rank)
+        self._turn = _on_all_ranks(layout, addressing.interleave)
         self._workspace_tokens = workspace_tokens
         longest = -(-addressing.max_tokens // self._turn) * self._turn
         least = min(self._unit, longest)
@@ -221,3 +220,8 @@ class ContextPart:
 
 def _after_zero(ends: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(ends, (1, 0))
+
+
+def _on_all_ranks(layout: BlockTableLayout, num_tokens: int) -> int:
+    """Return the tokens of which each rank keeps ``num_tokens``, a divisor of its block."""
+    return layout.tokens_per_block // (layout.block_size // num_tokens)
