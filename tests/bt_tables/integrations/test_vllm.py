@@ -167,6 +167,87 @@ def test_a_sound_step_passes_and_is_counted() -> None:
     assert runner._bt_tables_check._step == 1
 
 
+def batch_order_runner_class() -> Any:
+    """Return a new class with the methods and attributes of MRV1's runner."""
+
+    class Table:
+        pcp_world_size, dcp_world_size, dcp_rank, cp_kv_cache_interleave_size = 1, 1, 0, 1
+
+        def __init__(self, mode: str) -> None:
+            self.block_table = SimpleNamespace(gpu=torch.zeros(2, 8, dtype=torch.int32))
+            self.slot_mapping_mode = SimpleNamespace(value=mode)
+
+        def get_device_tensor(self, num_reqs: int) -> torch.Tensor:
+            return self.block_table.gpu[:num_reqs]
+
+    class GPUModelRunner:
+        max_model_len, max_num_reqs, max_num_tokens = 64, 2, 8
+        max_encoder_len = 0
+        vllm_config = None
+
+        def initialize_kv_cache(self, config: Any) -> None:
+            self.kv_cache_config = config
+            self.attn_groups: list[Any] = []
+            tables = [Table("token_to_kv_slot"), Table("none")]
+            tables[1].block_table.gpu = torch.zeros(2, 4, dtype=torch.int32)
+            self.input_batch = SimpleNamespace(
+                block_table=SimpleNamespace(block_tables=tables), num_reqs=1, req_ids=["a", "old"]
+            )
+            self.seq_lens = torch.tensor([20, 0], dtype=torch.int32)
+            self.query_start_loc = SimpleNamespace(gpu=torch.tensor([0, 4, 4], dtype=torch.int32))
+
+        def _update_states(self, scheduler_output: Any) -> None: ...
+
+        def _build_attention_metadata(self, **arguments: Any) -> str:
+            first, second = self.input_batch.block_table.block_tables
+            first.block_table.gpu[0, :2] = torch.tensor([5, 7])
+            second.block_table.gpu[0, :2] = torch.tensor([3, 9])
+            return "built"
+
+        def run(self, output: Any) -> str:
+            self._update_states(output)
+            slots = torch.full((5,), -1)
+            slots[:4] = 7 * 16 + torch.arange(4)
+            return self._build_attention_metadata(
+                num_reqs=1,
+                num_reqs_padded=None,
+                num_scheduled_tokens={"a": 4},
+                # nobody writes the slots of a group of states
+                slot_mappings={0: slots, 1: torch.zeros(5, dtype=torch.int64)},
+            )
+
+    return GPUModelRunner
+
+
+def started_in_batch_order() -> Any:
+    runner_type = batch_order_runner_class()
+    plugin.patch_v1(runner_type, Settings())
+    runner = runner_type()
+    specs = (FullAttentionSpec(), MambaSpec())
+    runner.initialize_kv_cache(
+        SimpleNamespace(
+            num_blocks=20, kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+        )
+    )
+    return runner
+
+
+def test_a_sound_step_in_batch_order_passes_and_is_counted() -> None:
+    runner = started_in_batch_order()
+
+    assert runner.run(output(new=[("a", [[5, 7], [3, 9]], 16)])) == "built"
+
+    assert runner._bt_tables_check is not None
+    assert runner._bt_tables_check._step == 1
+
+
+def test_a_wrong_row_in_batch_order_ends_the_step() -> None:
+    runner = started_in_batch_order()
+
+    with pytest.raises(BlockTableFaultError, match=r"wrong-block.*group 1, request 'a'.*column 1"):
+        runner.run(output(new=[("a", [[5, 7], [3, 8]], 16)]))
+
+
 def test_a_row_that_the_scheduler_did_not_give_ends_the_step(tmp_path: Path) -> None:
     runner = started(runner_class(), directory=tmp_path)
 
@@ -263,8 +344,16 @@ def test_a_block_that_two_requests_hold_and_one_writes_is_found() -> None:
     runner = started(runner_class())
     both = output(new=[("a", [[5, 7]], 16), ("b", [[4, 7]], 20)])
 
-    with pytest.raises(BlockTableFaultError, match="shared-write"):
+    with pytest.raises(BlockTableFaultError, match=r"shared-write.*'b'.*found 7.*'a' has it too"):
         runner.execute_model(both)
+
+
+def test_a_prefix_that_is_computed_in_the_step_may_be_hit_in_it() -> None:
+    """vLLM finds a block from the moment on that its request is scheduled."""
+    runner = started(runner_class())
+    hit = output(new=[("a", [[5, 7]], 16), ("b", [[5, 7, 8]], 32)])
+
+    assert runner.execute_model(hit) == "computed"
 
 
 def test_a_request_from_before_the_checks_is_not_judged() -> None:

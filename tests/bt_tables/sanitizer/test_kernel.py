@@ -60,6 +60,7 @@ class Bench:
             limits.max_num_batched_tokens,
             fixed_addresses=False,
             checks_untouched=untouched,
+            checks_shared_writes=untouched,
         )
         self.kernel = kernel.KernelDetector(self.groups, self.rows, torch.device("cpu"))
 
@@ -331,6 +332,7 @@ SIGNATURE = {
     "HAS_REFS": "constexpr",
     "HAS_GIVEN": "constexpr",
     "UNTOUCHED": "constexpr",
+    "SHARED_WRITES": "constexpr",
     "SEARCH_STEPS": "constexpr",
     "COLUMN_TILE": "constexpr",
     "TOKEN_TILE": "constexpr",
@@ -344,7 +346,13 @@ def test_the_kernel_compiles_for_gpus_without_spills(has_refs: int) -> None:
     found = compile_resources(
         "bt_tables.sanitizer.kernel:check_step_kernel",
         SIGNATURE,
-        {"HAS_REFS": has_refs, "HAS_GIVEN": has_refs, "UNTOUCHED": has_refs, **sizes},
+        {
+            "HAS_REFS": has_refs,
+            "HAS_GIVEN": has_refs,
+            "UNTOUCHED": has_refs,
+            "SHARED_WRITES": has_refs,
+            **sizes,
+        },
     )
 
     assert [resources.architecture for resources in found] == [80, 90, 100]

@@ -340,3 +340,17 @@ def test_ids_that_an_engine_leaves_behind_may_be_ignored() -> None:
 
     step.block_tables[2][row, held[row] - 1] = 9
     assert checker.check(**arguments(step)).findings
+
+
+def test_a_prefix_that_is_computed_in_the_step_may_be_shared_where_the_engine_does_so() -> None:
+    step = copy_of(sound_step())
+    starts = step.query_start_loc.diff().tolist()
+    row = next(row for row in range(len(step.requests)) if starts[row])
+    last = int(step.num_blocks_of_row[row, 3]) - 1
+    step.ref_counts[3][step.block_tables[3][row, last]] += 1
+
+    found = sanitizer(mode="report").check(**arguments(step)).findings
+    allowed = sanitizer(mode="report", checks_shared_writes=False).check(**arguments(step)).findings
+
+    assert [finding.kind for finding in found] == [FaultKind.SHARED_WRITE]
+    assert allowed == ()

@@ -221,6 +221,7 @@ def launch_check(step: CheckedStep, lines: torch.Tensor, scratch: Scratch, launc
         HAS_REFS=step.groups[0].ref_counts is not None,
         HAS_GIVEN=step.groups[0].ref_blocks is not None,
         UNTOUCHED=step.checks_untouched,
+        SHARED_WRITES=step.checks_shared_writes,
         SEARCH_STEPS=scratch.marks.shape[1].bit_length(),
         COLUMN_TILE=_COLUMN_TILE,
         TOKEN_TILE=_TOKEN_TILE,
@@ -248,6 +249,7 @@ def check_step_kernel(
     HAS_REFS: tl.constexpr,
     HAS_GIVEN: tl.constexpr,
     UNTOUCHED: tl.constexpr,
+    SHARED_WRITES: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     TOKEN_TILE: tl.constexpr,
@@ -276,6 +278,7 @@ def check_step_kernel(
             HAS_REFS,
             HAS_GIVEN,
             UNTOUCHED,
+            SHARED_WRITES,
             COLUMN_TILE,
         )
         tl.store(found + ROW_CHECKS, stamp, mask=bad_row != 0)
@@ -303,6 +306,7 @@ def check_row(
     HAS_REFS: tl.constexpr,
     HAS_GIVEN: tl.constexpr,
     UNTOUCHED: tl.constexpr,
+    SHARED_WRITES: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
 ) -> tl.tensor:
     """Return whether the row's numbers, its columns and its owners are at fault, 0 where not."""
@@ -353,6 +357,7 @@ def check_row(
         HAS_REFS,
         HAS_GIVEN,
         UNTOUCHED,
+        SHARED_WRITES,
         COLUMN_TILE,
     )
     tl.store(mark_ptr, live.to(tl.int32), mask=has_row)
@@ -375,6 +380,7 @@ def _scan(
     HAS_REFS: tl.constexpr,
     HAS_GIVEN: tl.constexpr,
     UNTOUCHED: tl.constexpr,
+    SHARED_WRITES: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
 ) -> tl.tensor:
     """Return whether a column, or a block's owners, are at fault in the columns of a row."""
@@ -404,7 +410,9 @@ def _scan(
         if HAS_GIVEN:
             bad = _wrong_blocks(group_ptr, given, column, ids, is_head)
             bad_columns = tl.maximum(bad_columns, tl.max(bad.to(tl.int32), 0))
-        bad = claim_blocks(group_ptr, claims_ptr, ids, is_head, is_written, launch, HAS_REFS)
+        bad = claim_blocks(
+            group_ptr, claims_ptr, ids, is_head, is_written, launch, HAS_REFS, SHARED_WRITES
+        )
         bad_owners = tl.maximum(bad_owners, tl.max(bad.to(tl.int32), 0))
         first_column += COLUMN_TILE
     return bad_columns, bad_owners
@@ -477,6 +485,7 @@ def claim_blocks(
     is_written: tl.tensor,  # [tile], where the step writes to that block
     launch: tl.tensor,  # int64
     HAS_REFS: tl.constexpr,
+    SHARED_WRITES: tl.constexpr,
 ) -> tl.tensor:
     """Count the row among a block's holders; return where it must not be one.
 
@@ -494,7 +503,9 @@ def claim_blocks(
     if HAS_REFS:
         refs = tl.load(group_ptr + REFS).to(tl.pointer_type(tl.int32))
         holders = tl.load(refs + block, mask=is_claim, other=0)
-        bad = (holders <= 0) | (claims >= holders) | (is_written & (holders > 1))
+        bad = (holders <= 0) | (claims >= holders)
+        if SHARED_WRITES:
+            bad |= is_written & (holders > 1)
     else:
         bad = (claims > 0) & (is_written | (earlier >> WRITERS_SHIFT > 0))
     return is_claim & bad

@@ -50,7 +50,7 @@ def _group_faults(step: CheckedStep, group: GroupStep, marks: torch.Tensor) -> I
     yield from column_faults(group, rows, marks[: group.table.shape[0]])
     claims = claims_of(group, rows)
     owners = owners_of(claims)
-    yield from owner_faults(group, claims, owners)
+    yield from owner_faults(group, claims, owners, shared_writes=step.checks_shared_writes)
     yield from slot_faults(group, tokens_of(step, group), owners)
 
 
@@ -341,7 +341,9 @@ def owners_of(claims: Claims) -> Owners:
     return Owners(block, first.row[order])
 
 
-def owner_faults(group: GroupStep, claims: Claims, owners: Owners) -> Iterator[Faults]:
+def owner_faults(
+    group: GroupStep, claims: Claims, owners: Owners, *, shared_writes: bool
+) -> Iterator[Faults]:
     """Yield freed, doubly held and shared blocks; without counts, those written and held twice."""
     if group.ref_counts is None:
         written = claims.block[claims.is_written]
@@ -352,8 +354,9 @@ def owner_faults(group: GroupStep, claims: Claims, owners: Owners) -> Iterator[F
     yield _claim_faults(FaultKind.FREED_BLOCK, group, claims.at(references <= 0), None)
     doubled = (references > 0) & (claims.turn >= references)
     yield _claim_faults(FaultKind.DUPLICATE_BLOCK, group, claims.at(doubled), owners)
-    shared = claims.is_written & (references > 1)
-    yield _claim_faults(FaultKind.SHARED_WRITE, group, claims.at(shared), owners)
+    if shared_writes:
+        shared = claims.is_written & (references > 1)
+        yield _claim_faults(FaultKind.SHARED_WRITE, group, claims.at(shared), owners)
 
 
 def _turns(block: torch.Tensor) -> torch.Tensor:

@@ -52,6 +52,7 @@ class BlockTableSanitizer:
         every: int = 1,
         fixed_addresses: bool = True,
         checks_untouched: bool = True,
+        checks_shared_writes: bool = True,
     ) -> None:
         """Plan the checks of every group.
 
@@ -66,6 +67,9 @@ class BlockTableSanitizer:
             checks_untouched: Whether columns are looked at that a request's step neither reads
                 nor writes. False for engines that leave old ids there: past a row's blocks,
                 behind a window, before a recurrent state.
+            checks_shared_writes: Whether a block that the step writes must have one holder alone.
+                False for engines in which a request may hit a prefix that another one computes
+                in the same step.
 
         Raises:
             InvalidSpecError: An argument is of a wrong type or out of range.
@@ -89,6 +93,7 @@ class BlockTableSanitizer:
             max_tokens,
             fixed_addresses=fixed_addresses,
             checks_untouched=checks_untouched,
+            checks_shared_writes=checks_shared_writes,
         )
         self._detector = make_detector(groups, max_rows, torch.device("cpu"))
         self._steps = 0

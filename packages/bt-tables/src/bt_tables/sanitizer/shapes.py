@@ -21,6 +21,7 @@ class ShapeChecks:
         *,
         fixed_addresses: bool,
         checks_untouched: bool = True,
+        checks_shared_writes: bool = True,
     ) -> None:
         """Expect tables of at most ``max_rows`` rows and slots of at most ``max_tokens`` tokens."""
         self._groups = tuple(groups)
@@ -28,6 +29,7 @@ class ShapeChecks:
         self._max_tokens = max_tokens
         self._fixed_addresses = fixed_addresses
         self._checks_untouched = checks_untouched
+        self._checks_shared_writes = checks_shared_writes
         self._seen: dict[tuple[str, int], tuple[int, int]] = {}
 
     def forget(self) -> None:
@@ -68,6 +70,7 @@ class ShapeChecks:
             query_start_loc=arguments.query_start_loc.to(device),
             num_blocks_of_row=arguments.num_blocks_of_row.to(device),
             checks_untouched=self._checks_untouched,
+            checks_shared_writes=self._checks_shared_writes,
         )
         return step, findings
 

@@ -58,6 +58,7 @@ class CheckedStep:
         query_start_loc: [N + 1 or more] where each request's tokens begin.
         num_blocks_of_row: [N, G] blocks that each request's row holds.
         checks_untouched: Whether columns that the step does not touch are looked at.
+        checks_shared_writes: Whether a written block must have one holder alone.
     """
 
     groups: tuple[GroupStep, ...]
@@ -65,6 +66,7 @@ class CheckedStep:
     query_start_loc: torch.Tensor
     num_blocks_of_row: torch.Tensor
     checks_untouched: bool
+    checks_shared_writes: bool
 
     @property
     def num_reqs(self) -> int:

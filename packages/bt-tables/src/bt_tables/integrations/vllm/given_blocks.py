@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bt_tables.sanitizer import FaultKind, Finding
 from bt_tables.sanitizer.reference import reach_of
 from bt_width import NULL_BLOCK
 
@@ -99,6 +100,31 @@ class GivenBlocks:
                 np.add.at(counts, held[(held > NULL_BLOCK) & (held < self._num_blocks)], 1)
         return torch.from_numpy(counts)
 
+    def written_twice(self, request_ids: Sequence[str]) -> Iterator[Finding]:
+        """Yield blocks that two requests hold where each has still to write its tokens.
+
+        A block may have many holders that only read it, and one that computes it for them.
+        """
+        rows = {name: row for row, name in enumerate(request_ids)}
+        writers: dict[int, tuple[str, int]] = {}
+        for name, request in self._requests.items():
+            for at, group in enumerate(self._groups):
+                first = _first_unfilled(group, request.num_computed)
+                for column, block in enumerate(request.blocks[at][first:], start=first):
+                    if block == NULL_BLOCK:
+                        continue
+                    other, _ = writers.setdefault(block, (name, group.index))
+                    if writers[block] != (name, group.index) and {name, other} & rows.keys():
+                        yield Finding(
+                            kind=FaultKind.SHARED_WRITE,
+                            group=group.index,
+                            row=rows.get(name),
+                            request=name,
+                            column=column,
+                            value=block,
+                            other_owner=other,
+                        )
+
     def edits_of(self, request_id: str) -> tuple[str, ...]:
         """Return a request's last edits, oldest first."""
         request = self._requests.get(request_id)
@@ -136,6 +162,15 @@ class GivenBlocks:
         ]
         if parts:
             request.edits.append(f"scheduler output {self._step} {verb} {'; '.join(parts)}")
+
+
+def _first_unfilled(group: PlannedGroup, num_computed: int) -> int:
+    """Return the first column whose block the request has still to write to."""
+    addressing = group.layout.addressing
+    if addressing.advances:
+        return num_computed // group.layout.tokens_per_block
+    # a state that never moves on is written in every step
+    return num_computed // addressing.tokens_per_state_column
 
 
 def _shown(ids: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ class RunnerCheck:
             max_findings=_MAX_FINDINGS,
             # vLLM leaves old ids past a row's blocks, behind windows and before states
             checks_untouched=False,
+            # a request may hit a prefix that another one computes in the same step
+            checks_shared_writes=False,
         )
         self._step = 0
         self._no_slots: dict[tuple[int, int, torch.device], torch.Tensor] = {}
@@ -95,6 +97,13 @@ class RunnerCheck:
             request_ids=names,
             edits_of=lambda row: self._given.edits_of(names[row]),
         )
+        shared = tuple(self._given.written_twice(names))
+        if shared:
+            report = replace(
+                report,
+                findings=(*report.findings, *shared),
+                num_faults=report.num_faults + len(shared),
+            )
         if report.num_faults:
             self.act(report)
 
