@@ -229,7 +229,7 @@ def test_a_planted_fault_is_found_in_its_step(
     engine = checked_engine(tmp_path, specs, seed=3, **options)
     engine.start()
     run(engine, 25)
-    planted = []
+    planted: list[Any] = []
 
     def damage(tables: Any, slots: torch.Tensor, batch: Any) -> None:
         assert not planted, "the step with the fault was passed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import logging
 import subprocess
 import sys
@@ -178,7 +180,8 @@ def batch_order_runner_class() -> Any:
             self.slot_mapping_mode = SimpleNamespace(value=mode)
 
         def get_device_tensor(self, num_reqs: int) -> torch.Tensor:
-            return self.block_table.gpu[:num_reqs]
+            table: torch.Tensor = self.block_table.gpu
+            return table[:num_reqs]
 
     class GPUModelRunner:
         max_model_len, max_num_reqs, max_num_tokens = 64, 2, 8
@@ -489,7 +492,7 @@ def test_another_version_is_one_sentence_and_no_check(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, clean_import_path: None
 ) -> None:
     monkeypatch.setenv("BT_SANITIZE", "1")
-    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda name: "0.34.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.34.0")
     before = list(sys.meta_path)
 
     register()
@@ -509,7 +512,7 @@ def test_the_runners_are_patched_when_they_are_there(
     is_imported: bool,
 ) -> None:
     monkeypatch.setenv("BT_SANITIZE", "1")
-    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda name: "0.33.0+cu130")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.33.0+cu130")
     name = "vllm.v1.worker.gpu.model_runner"
     for part in ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu"):
         package = ModuleType(part)
@@ -534,8 +537,6 @@ def test_the_runners_are_patched_when_they_are_there(
 
 
 def _import(name: str) -> ModuleType:
-    import importlib
-
     return importlib.import_module(name)
 
 
@@ -546,7 +547,7 @@ def test_a_runner_that_has_changed_is_one_sentence_at_its_import(
     clean_import_path: None,
 ) -> None:
     monkeypatch.setenv("BT_SANITIZE", "1")
-    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda name: "0.33.1")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.33.1")
     for part in ("vllm", "vllm.v1", "vllm.v1.worker"):
         package = ModuleType(part)
         package.__path__ = [str(tmp_path)]
