@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from bt_builders import init_attention
@@ -16,22 +17,27 @@ from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.model_groups import attention_group
 from bt_runner.replay.pool_sizes import average_pool_sizes
 from bt_runner.replay.traffic.arrivals import Arrivals
+from bt_runner.replay.traffic.common import longest_common_beginning
 from bt_runner.replay.traffic.trace import (
     MalformedLine,
     TraceRequest,
     read_trace,
     with_hash_tokens,
 )
+from bt_runner.report.page import require_report_library, write_report
+from bt_runner.report.recorder import StepRecorder, StepTotals
 from bt_runner.terminal.progress import progress_bar
 from bt_runner.terminal.threads import one_thread
 from bt_tables import StagedBlockTables
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableLayout
 from bt_width.plan.options import groups_of, limits_of, longest_of, model_of
+from bt_width.terminal import ExitCode, print_error, print_line, print_warning
 
 _MAX_COMPLAINTS = 10
 _BYTES_PER_BLOCK = 128
 """Of a pool's books, at most."""
+_PHASES = ("table update", "builders", "the rest")
 
 
 class _Complaints:
@@ -65,17 +71,31 @@ def run(args: argparse.Namespace) -> int:
         BlockTableError: The options make no plan.
     """
     malformed, refused = _Complaints(args.strict), _Complaints(args.strict)
+    if args.report is not None:
+        require_report_library()
     requests = _read_requests(args, malformed)
     replay, counts = _prepare(args, requests)
+    recorder = StepRecorder(replay.summary.groups, replay.summary.pool_blocks, _PHASES)
+    steps = _Steps(replay, counts, recorder)
+    is_whole = True
     arrivals = Arrivals(requests, args.step_ms if args.arrivals == "trace" else None)
     try:
         with one_thread():
-            _drive(replay, arrivals, len(requests), lambda line, why: refused.add(line.line, why))
+            _drive(
+                replay,
+                arrivals,
+                len(requests),
+                lambda line, why: refused.add(line.line, why),
+                steps.note,
+            )
     except (VerificationError, BlockTableFaultError) as error:
-        print(f"step {replay.summary.num_steps}: {error}", file=sys.stderr)
-        return 1
+        print_error(f"step {replay.summary.num_steps}: {error}")
+        return ExitCode.MISMATCH
+    except KeyboardInterrupt:
+        is_whole = False
+        print_line("interrupted: the figures so far")
     summary = replay.summary
-    if not summary.num_requests:
+    if is_whole and not summary.num_requests:
         raise BadInputError(
             f"none of the trace's {len(requests)} requests could run: {refused.first}",
             num_refused=summary.num_refused,
@@ -84,8 +104,55 @@ def run(args: argparse.Namespace) -> int:
     summary.num_launches = counts.num_launches
     summary.num_copies = counts.num_copies
     summary.num_bytes = counts.num_bytes
+    if not summary.hit_tokens:
+        _warn_of_large_blocks(args, replay.layouts, requests)
     print(json.dumps(summary.to_record(), indent=2) if args.json else summary.to_text())
-    return 0
+    if args.report is not None and summary.num_steps:
+        title = f"bt-runner replay {args.trace.name}, {args.config}"
+        write_report(args.report, title, summary.to_lines(), summary.to_record(), recorder.series())
+    return ExitCode.OK if is_whole else ExitCode.INTERRUPTED
+
+
+class _Steps:
+    """Notes each step of a replay for its report."""
+
+    def __init__(self, replay: Replay, counts: UpdateCounts, recorder: StepRecorder) -> None:
+        self._replay, self._counts, self._recorder = replay, counts, recorder
+        self._last = time.perf_counter()
+
+    def note(self) -> None:
+        """Note the step that has just ended."""
+        now = time.perf_counter()
+        summary = self._replay.summary
+        tables, builders = summary.table_seconds[-1], summary.builder_seconds[-1]
+        rest = max(now - self._last - tables - builders, 0.0)
+        self._last = now
+        self._recorder.note(
+            StepTotals(
+                used_blocks=summary.used_blocks[-1],
+                running=self._replay.num_running,
+                waiting=self._replay.num_waiting,
+                preemptions=summary.num_preemptions,
+                prompt_tokens=summary.prompt_tokens,
+                hit_tokens=summary.hit_tokens,
+                num_bytes=self._counts.num_bytes,
+                phase_seconds=(tables, builders, rest),
+            )
+        )
+
+
+def _warn_of_large_blocks(
+    args: argparse.Namespace, layouts: Sequence[BlockTableLayout], requests: Sequence[TraceRequest]
+) -> None:
+    """Say why nothing was shared where blocks are longer than what prompts have in common."""
+    largest = max(layout.tokens_per_block for layout in layouts)
+    common = longest_common_beginning(requests)
+    if 0 < common < largest:
+        print_warning(
+            f"no prompt token was shared: --block-size {args.block_size} and --dcp {args.dcp} make "
+            f"blocks of {largest:,} tokens, and no two prompts have more than their first "
+            f"{common:,} in common"
+        )
 
 
 def _read_requests(args: argparse.Namespace, malformed: _Complaints) -> list[TraceRequest]:
@@ -153,8 +220,10 @@ def _drive(
     arrivals: Arrivals,
     num_requests: int,
     on_refused: Callable[[TraceRequest, str], None],
+    on_step: Callable[[], None],
 ) -> None:
     with progress_bar() as progress:
         task = progress.add_task("replaying", total=num_requests)
         for num_ended in replay.run(arrivals, on_refused):
+            on_step()
             progress.update(task, completed=num_ended + replay.summary.num_refused)

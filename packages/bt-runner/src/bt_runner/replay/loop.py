@@ -21,6 +21,7 @@ from bt_runner.scheduling.request import Request, SamplingParams
 from bt_runner.scheduling.scheduler import Scheduler
 from bt_runner.scheduling.step_plan import StepPlan
 from bt_tables import StagedBlockTables, StepTables
+from bt_width import BlockTableLayout
 
 _PADDED_REQS = 8
 
@@ -80,6 +81,21 @@ class Replay:
         self._outcomes = Outcomes(self._scheduler, self.rows, options.acceptance, options.seed)
         self._buffers = BatchBuffers(self._limits, tables.device)
 
+    @property
+    def layouts(self) -> tuple[BlockTableLayout, ...]:
+        """The plans of the cache groups."""
+        return tuple(self._layouts)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for room."""
+        return len(self._scheduler.waiting)
+
     def run(
         self, arrivals: Arrivals, on_refused: Callable[[TraceRequest, str], None]
     ) -> Iterator[int]:
@@ -135,6 +151,7 @@ class Replay:
                 on_refused(traced, str(error))
                 continue
             self.rows.name_prefix(request, traced.hash_ids, traced.hash_tokens)
+            self.summary.prompt_tokens += traced.prompt_len
 
     def _step(self) -> None:
         summary = self.summary

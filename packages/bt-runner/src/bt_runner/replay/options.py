@@ -77,4 +77,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     replay.add_argument("--device", default="cpu", help="where the tables lie (default: cpu)")
     replay.add_argument("--strict", action="store_true", help="a malformed line ends the run")
+    replay.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="also write the run as a page of charts, FILE.html (default: none)",
+    )
     replay.add_argument("--json", action="store_true", help="print the summary as one JSON object")

@@ -26,6 +26,7 @@ class Summary:
         num_preemptions: Times a request gave up its blocks.
         hit_tokens: Prompt tokens that requests shared with others when they first ran.
         rehit_tokens: Prompt tokens that they found again after they had lost their blocks.
+        prompt_tokens: Prompt tokens of the requests that entered.
         num_checked_steps: Steps whose tables were compared with the contract.
         num_launches: Launches of table updates.
         num_copies: Copies to the device of table updates.
@@ -47,6 +48,7 @@ class Summary:
     num_preemptions: int = 0
     hit_tokens: int = 0
     rehit_tokens: int = 0
+    prompt_tokens: int = 0
     num_checked_steps: int = 0
     num_launches: int = 0
     num_copies: int = 0
@@ -90,6 +92,12 @@ class Summary:
 
     def to_text(self) -> str:
         """Return the figures as lines for a person."""
+        lines = self.to_lines()
+        width = max(map(len, lines))
+        return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines.items())
+
+    def to_lines(self) -> dict[str, str]:
+        """Return the figures in words, by name."""
         record = self.to_record()
         pairs = [
             ("requests", f"{self.num_requests:,} ended, {self.num_refused:,} refused"),
@@ -115,8 +123,7 @@ class Summary:
             ("builders", _times(record["builders_us"])),
             ("checked", f"{self.num_checked_steps:,} steps, no difference"),
         ]
-        width = max(len(name) for name, _ in pairs)
-        return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
+        return dict(pairs)
 
     def _shared(self) -> str:
         """Say what was shared between requests, and what preempted ones found again."""

@@ -20,9 +20,7 @@ def charts_of(series: StepSeries) -> dict[str, Chart]:
             f"Blocks of {name} in use": _blocks_chart(series, group)
             for group, name in enumerate(series.groups)
         },
-        "Requests": _lines(
-            {"running": series.running, "waiting": series.waiting}, "requests", "d"
-        ),
+        "Requests": _lines({"running": series.running, "waiting": series.waiting}, "requests", "d"),
         "Share of prompt tokens found in the cache": _lines(
             {"hits so far": series.hit_share}, "share of prompt tokens", ".1%"
         ),

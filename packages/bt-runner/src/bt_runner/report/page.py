@@ -31,10 +31,12 @@ td.n { text-align: right; font-variant-numeric: tabular-nums }
 .note { color: var(--soft); font-size: .9rem }
 """
 
+# in braces of its own, so that no name of it meets one of the libraries'
 _SCRIPT = """
+{
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
-function draw() {
+const draw = () => {
   const ink = dark.matches ? "#e6edf3" : "#1b1f24", line = dark.matches ? "#3d444d" : "#d0d7de";
   const range = dark.matches ? ["#6cb6ff", "#f69d50", "#8ddb8c", "#dcbdfb", "#f47067"]
                              : ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e"];
@@ -42,10 +44,12 @@ function draw() {
     axis: { labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line },
     legend: { labelColor: ink, titleColor: ink }, range: { category: range } };
   return Promise.all(charts.map((chart, number) => vegaEmbed("#chart" + number, chart,
-    { actions: false, renderer: "svg", config, tooltip: { theme: dark.matches ? "dark" : "light" } })));
-}
+    { actions: false, renderer: "svg", config,
+      tooltip: { theme: dark.matches ? "dark" : "light" } })));
+};
 window.drawn = draw();
 dark.addEventListener("change", draw);
+}
 """
 
 

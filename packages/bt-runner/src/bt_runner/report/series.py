@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ def thinned(values: NDArray[np.int64] | NDArray[np.float64]) -> list[int]:
 
 def _extremes(values: NDArray[np.int64] | NDArray[np.float64]) -> Iterator[int]:
     edges = np.linspace(0, len(values), _BUCKETS + 1).astype(int).tolist()
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in pairwise(edges):
         stretch = values[start:end]
         yield start + int(stretch.argmin())
         yield start + int(stretch.argmax())
