@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Counts = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
-_BUCKETS = 300
+_BUCKETS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
