@@ -8,7 +8,7 @@ import torch
 from tests.support.addressings import rows
 from tests.support.batches import Request, make_batch, rows_of
 from tests.support.plain_builders import int32, random_decodes
-from tests.support.plans import serving_limits
+from tests.support.plans import plan, serving_limits
 
 from bt_builders import (
     DSAIndexerMetadataBuilder,
@@ -259,3 +259,36 @@ def test_what_does_not_fit_is_refused(kind: str) -> None:
         builder.advance_drafts(table.long())
     with pytest.raises(InvalidEditError, match="7 requests"):
         builder.advance_drafts(table[:1].repeat(7, 1))
+
+
+def test_drafts_go_as_far_as_the_lookahead_that_tables_map() -> None:
+    """Positions 63, 64 and 65 of requests of 64 tokens: what the tables say of them."""
+    limits = serving_limits(
+        64, max_num_reqs=2, max_num_batched_tokens=8, num_speculative_tokens=3, lookahead_tokens=4
+    )
+    layout = BlockTableLayout.plan(AttentionSpec(block_size=16, token_alignment=None), limits)
+    builder = MLAMetadataBuilder(layout, "cpu")
+    row = int32([3, 4, 5, 6, 7]).view(1, 5)
+    steps = [builder.start_drafts(row, int32([64]))]
+    found = []
+    for _ in range(2):
+        found.append((steps[-1].positions.tolist(), steps[-1].slot_mapping.tolist()))
+        steps.append(builder.advance_drafts(row))
+    found.append((steps[-1].positions.tolist(), steps[-1].slot_mapping.tolist()))
+
+    assert found == [([63], [111]), ([64], [112]), ([65], [113])]
+    assert found[2][1] == [layout.slot(65, [3, 4, 5, 6, 7])]
+    assert builder.start_drafts(row, int32([66])).decode.seq_lens.tolist() == [66]
+
+
+def test_drafts_of_a_rank_say_global_positions() -> None:
+    """The token lies on the other rank: no slot here, and its position all the same."""
+    layout = plan(AttentionSpec(block_size=16), 64, size=2)
+    builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
+    table = int32(range(1, layout.width + 1)).view(1, -1)
+
+    metadata = builder.start_drafts(table, int32([10]))
+
+    assert metadata.positions.tolist() == [9]
+    assert metadata.decode.global_seq_lens.tolist() == [[10]]
+    assert metadata.slot_mapping.tolist() == [layout.slot(9, table[0].tolist())]

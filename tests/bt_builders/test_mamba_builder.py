@@ -408,3 +408,30 @@ def test_accepted_counts_of_another_shape_are_refused() -> None:
 
     with pytest.raises(WidthMismatchError, match="num_accepted_tokens"):
         MambaMetadataBuilder(layout, "cpu").commit_states(common, int32([2, 2]))
+
+
+def test_a_capture_batch_of_single_tokens_decodes() -> None:
+    """Length 1, one token, not prefilling: what an engine captures is a decode."""
+    layout = plan_mamba()
+
+    metadata = MambaMetadataBuilder(layout, "cpu").build(make_batch(layout, [Request(1, 1)] * 4))
+
+    assert (metadata.decode.num_reqs, metadata.prefill.num_reqs) == (4, 0)
+    assert metadata.states.has_initial_states.tolist() == [False] * 4
+
+
+def test_padding_of_decodes_has_no_slot_and_no_state() -> None:
+    """Two decodes of four tokens, padded to 69: more than all requests' drafts."""
+    limits = serving_limits(
+        256, max_num_reqs=16, max_num_batched_tokens=128, num_speculative_tokens=3
+    )
+    spec = MambaSpec(block_size=16, mode="align", num_speculative_blocks=3)
+    layout = BlockTableLayout.plan(spec, limits)
+    common = make_batch(layout, [Request(40, 4), Request(20, 4)], num_reqs=5, num_tokens=69)
+
+    metadata = MambaMetadataBuilder(layout, "cpu").build(common)
+
+    assert metadata.prefill.num_reqs == 0
+    assert metadata.states.source_ids[2:].tolist() == [NULL_BLOCK] * 3
+    assert metadata.states.state_ids[2:].flatten().tolist() == [NULL_BLOCK] * 12
+    assert common.slot_mapping[8:].tolist() == [-1] * 61

@@ -164,3 +164,14 @@ def test_cuts_outside_the_batch_are_refused(cuts: list[int]) -> None:
 
     with pytest.raises(InvalidEditError, match="must ascend"):
         split_ubatches(common, cuts)
+
+
+def test_padding_rows_share_the_padding_tokens_among_themselves() -> None:
+    """Two requests and two padding rows with six tokens: three each, whoever has real ones."""
+    layout = plan(AttentionSpec(block_size=16), 200)
+    common = make_batch(layout, [Request(32, 4), Request(20, 2)], num_reqs=4, num_tokens=12)
+
+    parts = split_ubatches(common, [6, 9])
+
+    assert [(part.num_reqs, part.num_tokens) for part in parts] == [(2, 6), (1, 3), (1, 3)]
+    assert [part.seq_lens.tolist() for part in parts] == [[32, 20], [0], [0]]

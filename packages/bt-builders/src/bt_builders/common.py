@@ -287,6 +287,8 @@ class BatchGuard:
     The planned numbers are taken from the layout once. A check reads what lies on the
     host, and of the device's tensors what the host knows of them: no element.
 
+    Any thread may use it: it keeps nothing of a batch.
+
     Attributes:
         layout: The group's plan.
         device: Where the batch lies, with its index.

@@ -163,7 +163,7 @@ def rebind_builder(builder: MetadataBuilder[object]) -> None:
 
 
 class _Composite:
-    """Builds each part's metadata from the same batch."""
+    """Builds each part's metadata from the same batch; belongs to one thread at a time."""
 
     parts: ClassVar[tuple[BuilderClass, ...]]
     requires_block_table_width: ClassVar[bool]

@@ -27,6 +27,8 @@ class SlotBuilder(ABC, Generic[Metadata]):
     A draft step has one token a request. Its metadata stands in buffers that are
     allocated once, so that a CUDA graph may hold any number of steps.
 
+    Belongs to one thread at a time; those of other groups and micro-batches run beside it.
+
     Attributes:
         layout: The group's plan.
     """

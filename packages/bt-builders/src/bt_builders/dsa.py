@@ -160,6 +160,8 @@ class DSAIndexerMetadataBuilder(SlotBuilder[DSAIndexerMetadata]):
     It asks for the table's width because it keeps a table of its own: where a kernel
     takes one token a row, each token of a request needs a copy of the request's row.
 
+    Belongs to one thread at a time; those of other groups and micro-batches run beside it.
+
     Attributes:
         options: What the backend's kernels can do; see ``configured``.
     """

@@ -125,6 +125,8 @@ class MambaMetadataBuilder:
     A row decodes if its tokens were not given and are at most one and its drafts, or if it
     continues a prompt by one token; the rest of a prompt prefills, however short.
 
+    Belongs to one thread at a time; those of other groups and micro-batches run beside it.
+
     Attributes:
         options: What the backend's kernels want; see ``configured``.
     """

@@ -125,6 +125,8 @@ class MLAMetadata:
 class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
     """Builds MLA's metadata; decodes read the group's own table, nothing is copied.
 
+    Belongs to one thread at a time; those of other groups and micro-batches run beside it.
+
     Attributes:
         options: What the backend's kernels take; see ``configured``.
     """

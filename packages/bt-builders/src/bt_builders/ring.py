@@ -35,7 +35,10 @@ class RingTailMetadata:
 
 
 class RingTailMetadataBuilder(SlotBuilder[RingTailMetadata]):
-    """Builds a ring group's metadata; its slots are the table's own."""
+    """Builds a ring group's metadata; its slots are the table's own.
+
+    Belongs to one thread at a time; those of other groups and micro-batches run beside it.
+    """
 
     requires_block_table_width: ClassVar[Literal[False]] = False
     cudagraph_support: ClassVar[Literal["always"]] = "always"

@@ -35,6 +35,8 @@ Builder = TypeVar("Builder")
 class PlannedGroup:
     """One cache group, planned and built.
 
+    Never changes; its builders belong to one thread at a time each.
+
     Attributes:
         name: The group's name, as declared.
         layout: Its plan; its tables and every one of its builders hold this object.
@@ -86,6 +88,8 @@ class PlannedGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSetup:
     """All cache groups, planned and built from one agreement.
+
+    Its builders belong to one thread at a time each; the rest never changes.
 
     Attributes:
         groups: The groups, in the order of their tables.
