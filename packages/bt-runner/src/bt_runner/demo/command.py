@@ -18,6 +18,7 @@ from bt_runner.devices import find_device
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
 from bt_runner.memory import memory_refused
+from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import random_weights
@@ -33,6 +34,9 @@ MAX_NUM_REQS = 8
 MAX_NUM_BATCHED_TOKENS = 512
 STEPS_BETWEEN_ARRIVALS = 2
 GRAPH_SIZES = (1, 2, 4, MAX_NUM_REQS)
+_LATE = 4
+"""Requests that ended last: blocks of those before may have been needed since."""
+_ANSWER = b"\n\nAnd what follows from it?"
 
 
 @told_once()
@@ -72,10 +76,13 @@ def _run_on(
         config,
         weights,
         _limits(args, ranks),
+        # states are kept at the ends of blocks, so that a second turn begins with them
+        options=CacheOptions(mamba_mode="align"),
         num_blocks=args.num_blocks,
         ranks=ranks,
         graphs=GraphOptions(batch_sizes=GRAPH_SIZES if args.graphs else ()),
         sanitizes=args.sanitize,
+        prefix_caching=not args.no_prefix_caching,
     )
     place = f"{device}" if ranks.size == 1 else f"{ranks.size} ranks, {device.type}"
     print(f"bt-runner demo on {place}, {args.dtype}\n")
@@ -87,8 +94,14 @@ def _run_on(
         engine.observe(recorder)
     started = time.perf_counter()
     requests = _decode(engine, prompts, args.max_new_tokens)
+    names = [prompt.name for prompt in prompts]
+    turn = _second_turn(engine, requests, args.max_new_tokens)
+    if turn is not None:
+        first, tokens = turn
+        requests += _decode(engine, [Prompt("second turn", tokens)], args.max_new_tokens)
+        names.append(f"second turn of {requests[first].request_id}")
     seconds = time.perf_counter() - started
-    print(requests_table(requests, [prompt.name for prompt in prompts]))
+    print(requests_table(requests, names))
     print()
     print_summary(engine, requests, seconds, on_host=device.type == "cpu")
     if not checks:
@@ -115,16 +128,30 @@ def _decode(engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int) -> l
         engine.new_request(prompt.token_ids, params)
     arrivals = list(prompts)
     requests: list[Request] = []
+    first_step = engine.num_steps
     with progress_bar() as progress:
         bar = progress.add_task("decoding", total=len(prompts) * max_new_tokens)
         while arrivals or engine.has_work:
             # steps are what arrivals wait for, and an idle engine takes none
-            is_due = engine.num_steps >= STEPS_BETWEEN_ARRIVALS * len(requests)
+            is_due = engine.num_steps >= first_step + STEPS_BETWEEN_ARRIVALS * len(requests)
             if arrivals and (is_due or not engine.has_work):
                 requests.append(engine.add_request(arrivals.pop(0).token_ids, params))
             outputs = engine.step()
             progress.advance(bar, sum(len(output.new_tokens) for output in outputs))
     return requests
+
+
+def _second_turn(
+    engine: Engine, requests: Sequence[Request], max_new_tokens: int
+) -> tuple[int, list[int]] | None:
+    """Return whose conversation goes on, and its tokens: a long one that ended lately."""
+    room = engine.layouts[0].limits.max_model_len - len(_ANSWER) - max_new_tokens
+    late = range(max(len(requests) - _LATE, 0), len(requests))
+    fitting = [index for index in late if requests[index].num_tokens <= room]
+    if not fitting:
+        return None
+    first = max(fitting, key=lambda index: requests[index].num_tokens)
+    return first, requests[first].tokens + list(_ANSWER)
 
 
 def _check(model: DenseModel, requests: Sequence[Request], recorder: Recorder) -> list[Verdict]:

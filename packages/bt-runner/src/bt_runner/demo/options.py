@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bt_runner.terminal.options import add_device_options, add_limit_options, add_sanitize_option
+from bt_runner.terminal.options import add_device_options, add_engine_switches, add_limit_options
 from bt_runner.terminal.values import count, seed
 
 
@@ -25,5 +25,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, default=0, help="of the weights (default: 0)")
     add_limit_options(parser, max_model_len="4096", num_blocks="enough")
     parser.add_argument("--graphs", action="store_true", help="capture decode steps (CUDA)")
-    add_sanitize_option(parser)
+    add_engine_switches(parser)
     parser.add_argument("--no-check", action="store_true", help="skip the dense reference")

@@ -56,7 +56,8 @@ def print_summary(
     )
     preemptions = sum(request.num_preemptions for request in requests)
     print(
-        f"requests {len(requests)}  tokens {prompt:,} read, {new:,} written  "
+        f"requests {len(requests)}  tokens {prompt:,} read, {engine.prefixes.hit_tokens:,} of them "
+        f"cached, {new:,} written  "
         f"steps {engine.num_steps} in {seconds:.1f} s  preemptions {preemptions}",
     )
     print(

@@ -55,11 +55,12 @@ def run(args: argparse.Namespace) -> int:
             config,
             weights,
             limits,
-            options=CacheOptions(num_speculative_blocks=args.drafts),
+            options=CacheOptions(mamba_mode="align", num_speculative_blocks=args.drafts),
             num_blocks=args.num_blocks,
             drafter=NGramDrafter() if args.drafts else None,
             ranks=ranks,
             sanitizes=args.sanitize,
+            prefix_caching=not args.no_prefix_caching,
         )
         params = SamplingParams(
             max_new_tokens=args.max_new_tokens,

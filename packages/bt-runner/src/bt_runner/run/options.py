@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bt_runner.terminal.options import add_device_options, add_limit_options, add_sanitize_option
+from bt_runner.terminal.options import add_device_options, add_engine_switches, add_limit_options
 from bt_runner.terminal.values import count, seed, temperature
 
 
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafts", type=count, default=0, metavar="K", help="tokens guessed ahead (default: none)"
     )
-    add_sanitize_option(parser)
+    add_engine_switches(parser)
     add_device_options(parser, dtype="bfloat16 on CUDA, else float32")
     add_limit_options(parser, max_model_len="as needed", num_blocks="as needed")
     parser.add_argument(

@@ -39,6 +39,11 @@ def add_limit_options(
     )
 
 
-def add_sanitize_option(parser: argparse.ArgumentParser) -> None:
-    """Add whether the sanitizer is on."""
+def add_engine_switches(parser: argparse.ArgumentParser) -> None:
+    """Add whether prefixes are cached, and whether the sanitizer is on."""
+    parser.add_argument(
+        "--no-prefix-caching",
+        action="store_true",
+        help="compute equal beginnings of texts anew",
+    )
     parser.add_argument("--sanitize", action="store_true", help="check every step's tables")
