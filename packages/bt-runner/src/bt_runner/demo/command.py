@@ -95,7 +95,7 @@ def _run_on(
     started = time.perf_counter()
     requests = _decode(engine, prompts, args.max_new_tokens)
     names = [prompt.name for prompt in prompts]
-    turn = _second_turn(engine, requests, args.max_new_tokens)
+    turn = None if args.prompts else _second_turn(engine, requests, args.max_new_tokens)
     if turn is not None:
         first, tokens = turn
         requests += _decode(engine, [Prompt("second turn", tokens)], args.max_new_tokens)
