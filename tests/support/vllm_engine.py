@@ -275,6 +275,7 @@ class Engine:
         self.runner = DamagedRunner(self.config, shards=shards, rank=rank)
         self.prompts: list[list[int]] = []
         self.count = 0
+        self.most_requests = MAX_REQS + 2
         self.steps = 0
 
     def start(self, width_error: int = 0) -> None:
@@ -284,7 +285,7 @@ class Engine:
     def step(self) -> Any:
         """Admit some requests, run one step, and sample; return the runner's batch."""
         self.steps += 1
-        while len(self.scheduler.requests) < MAX_REQS + 2 and self.draw.random() < 0.4:
+        while len(self.scheduler.requests) < self.most_requests and self.draw.random() < 0.4:
             self._add()
         if self.scheduler.requests and self.draw.random() < 0.01:
             name = self.draw.choice(list(self.scheduler.requests))
