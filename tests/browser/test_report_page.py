@@ -149,7 +149,7 @@ def test_twenty_thousand_steps_draw_in_two_seconds(tmp_path: Path) -> None:
     """Of processor time, beyond what the browser takes for a run of one step; the best of three."""
     times = {}
     for num_steps in (1, 20_000):
-        took = []
+        took: list[float] = []
         for attempt in range(3):
             folder = tmp_path / f"{num_steps} {attempt}"
             folder.mkdir()
