@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from bt_runner.models.layers.numerics import widened
+
 
 class Inputs(NamedTuple):
     """What drives the state, token by token.
@@ -80,8 +82,14 @@ def convolve(
     line = inputs.new_zeros(len(inputs) + num_reqs * num_before, channels)
     line[places] = inputs
     line[starts[:, None] + torch.arange(num_before, device=inputs.device)] = before
-    taps = F.conv1d(line.T[None], weight, bias, groups=channels)[0].T
-    return Convolved(F.silu(taps[places - num_before]), line, places)
+    # one tap after the other: a convolution of single channels is slow where tokens are few
+    wide, taps = widened(line), widened(weight[:, 0].T.contiguous())
+    sums = wide[places] * taps[num_before]
+    for tap in range(num_before):
+        sums.addcmul_(wide[places - num_before + tap], taps[tap])
+    if bias is not None:
+        sums += bias
+    return Convolved(F.silu(sums, inplace=True).to(inputs.dtype), line, places)
 
 
 def recur(inputs: Inputs, state: Tensor) -> Outputs:
@@ -91,9 +99,12 @@ def recur(inputs: Inputs, state: Tensor) -> Outputs:
         step = inputs.steps[:, token]
         kept = torch.exp(step * inputs.decay)[..., None, None] * state
         gained = (step[..., None] * inputs.values[:, token])[..., None]
-        state = kept + gained * inputs.keys[:, token, :, None, :]
+        # a state is large: each pass over it counts
+        state = kept.addcmul_(gained, inputs.keys[:, token, :, None, :])
         states.append(state)
-        reads.append(torch.einsum("bhpn,bhn->bhp", state, inputs.queries[:, token]))
+        reads.append((state @ inputs.queries[:, token, :, :, None])[..., 0])
+    if len(states) == 1:
+        return Outputs(reads[0][:, None], states[0][:, None])
     return Outputs(torch.stack(reads, dim=1), torch.stack(states, dim=1))
 
 
