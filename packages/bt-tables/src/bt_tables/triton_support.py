@@ -6,8 +6,8 @@ are imported only where a table is made on CUDA or a test asks for its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast, overload
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 import triton
 from triton import language as tl
@@ -27,28 +27,13 @@ class Kernel(Protocol):
         ...
 
 
-@overload
-def jit(function: Callable[..., object]) -> Kernel: ...
-
-
-@overload
-def jit(*, any_value: Sequence[str] = ...) -> Callable[[Callable[..., object]], Kernel]: ...
-
-
-def jit(
-    function: Callable[..., object] | None = None, *, any_value: Sequence[str] = ()
-) -> Kernel | Callable[[Callable[..., object]], Kernel]:
+def jit(function: Callable[..., object]) -> Kernel:
     """Make a Triton kernel of a function.
 
     What is annotated ``tl.tensor`` may have any value: sizes that differ from step to step
     and views that start anywhere never choose a compilation. What is annotated
     ``tl.constexpr`` does, once for each value.
     """
-    del any_value  # derived from the annotations
-    return _jit if function is None else _jit(function)
-
-
-def _jit(function: Callable[..., object]) -> Kernel:
     any_value = [
         name
         for name, annotation in function.__annotations__.items()
