@@ -46,6 +46,7 @@ from bt_runner.recorder import Recorder
 from bt_runner.requests import Ints, Request, SamplingParams, Tokens
 from bt_runner.sampler import Sampler
 from bt_runner.scheduler import Scheduler, StepOutput, StepOutputs
+from bt_tables import StagedBlockTables
 from bt_width import BlockTableLayout, ServingLimits
 
 _MAX_STEPS_IN_FLIGHT = 2
@@ -376,7 +377,12 @@ class Engine(EngineLoop):
             setup,
             _Model(config, weights, self._caches, self.groups, sharding, workspace_bytes),
             Sampler(),
-            num_blocks=sizes,
+            tables=StagedBlockTables(
+                setup.layouts,
+                device=device,
+                num_blocks=sizes,
+                max_steps_in_flight=max_steps_in_flight,
+            ),
             limits=limits,
             device=device,
             dtype=dtype,

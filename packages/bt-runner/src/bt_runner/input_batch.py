@@ -8,6 +8,7 @@ every part where it was at its capture.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -342,6 +343,7 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
+@lru_cache(maxsize=_MAX_PLACES)
 def _places(num_reqs: int, num_tokens: int) -> tuple[list[_Place], int]:
     """Return where each part of a batch lies, and where its choices begin."""
     places, start = [], 0

@@ -6,6 +6,7 @@ sampled tokens all that is read back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -142,6 +143,8 @@ class ModelRunner:
     Attributes:
         layouts: The groups' plans.
         inputs: The packed input batch.
+        table_seconds: Host time of the last step's table update.
+        builder_seconds: Host time of the last step's builders.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class ModelRunner:
         model: StepModel,
         sampler: StepSampler,
         *,
-        num_blocks: Sequence[int],
+        tables: StagedBlockTables,
         limits: ServingLimits,
         device: torch.device,
         dtype: torch.dtype,
@@ -164,7 +167,7 @@ class ModelRunner:
             setup: The cache groups, their plans and builders.
             model: Computes a step.
             sampler: Chooses its tokens.
-            num_blocks: Blocks of each group's pool, the null block included.
+            tables: The groups' tables, made from the same plans.
             limits: What is served.
             device: Where all of it lies.
             dtype: Of the model.
@@ -180,12 +183,9 @@ class ModelRunner:
         self._device = device
         self._dtype = dtype
         self._checks = tuple(checks)
-        self._tables = StagedBlockTables(
-            self.layouts,
-            device=device,
-            num_blocks=num_blocks,
-            max_steps_in_flight=max_steps_in_flight,
-        )
+        self._tables = tables
+        self.table_seconds = 0.0
+        self.builder_seconds = 0.0
         self.inputs = InputBuffers(limits, device, max_steps_in_flight)
         # by row, and one more that padding reads: what the host does not know, or need not
         num_rows = limits.max_num_reqs + 1
@@ -229,7 +229,9 @@ class ModelRunner:
             table: The requests that run.
             records: Whether the residual stream is kept.
         """
+        began = time.perf_counter()
         edits.stage(self._tables)
+        self.table_seconds = time.perf_counter() - began
         size = fitting_size(batch, self._graphs)
         inputs, metadata, model_step = self._prepare(batch, table, size, self._checks)
         compute = self._graphs[size] if size else partial(self._model.forward, model_step)
@@ -293,11 +295,14 @@ class ModelRunner:
             num_tokens_padded=size and size.num_reqs * size.query_len,
         )
         self._add_device_numbers(inputs)
+        began = time.perf_counter()
         tables = self._tables.step(inputs.for_tables())
+        self.table_seconds += time.perf_counter() - began
         for check in checks:
             check.check(batch, inputs, tables)
         # what is captured must do for requests of any length
         attention = inputs.for_builders(self._limits.max_model_len if size else None)
+        began = time.perf_counter()
         metadata, groups = [], {}
         for index, (name, builders) in enumerate(self._groups):
             layout = self.layouts[index]
@@ -305,6 +310,7 @@ class ModelRunner:
             metadata.append(common)
             built = [builder.build(common) for builder in builders]
             groups[name] = GroupStep(common, built)
+        self.builder_seconds = time.perf_counter() - began
         step = ModelStep(
             token_ids=inputs.token_ids,
             positions=inputs.positions,

@@ -1,4 +1,4 @@
-"""The comparison with the pure contract: every row, every slot and the books of the pools.
+"""Compares steps with the pure contract: every row, every slot and the pools' counts.
 
 What a table holds is derived again from the block ids of each request by ``bt_width``
 alone, one token and one row at a time.
@@ -6,69 +6,78 @@ alone, one token and one row at a time.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bt_runner.errors import VerificationError
-from bt_runner.execution.batch import BatchArrays
-from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.scheduling.request import Request
-from bt_runner.scheduling.step_plan import Scheduled
+from bt_runner.input_batch import InputBatch
+from bt_runner.kv_cache_manager import KVCacheManager
+from bt_runner.scheduler import SchedulerOutput
 from bt_tables import StepTables
-from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
+from bt_width import NULL_BLOCK, PAD_SLOT
 
 
 class StepCheck:
-    """Compares one step's tables with the contract."""
+    """Compares one step's tables with the contract.
 
-    def __init__(
-        self, names: Sequence[str], layouts: Sequence[BlockTableLayout], rows: SharedRows
-    ) -> None:
-        """Take what the groups are called, how they are planned, and who holds which blocks."""
+    Attributes:
+        kv: Who holds which blocks.
+    """
+
+    def __init__(self, names: Sequence[str], kv: KVCacheManager) -> None:
+        """Take what the groups are called, and who holds which blocks."""
+        self.kv = kv
         self._names = tuple(names)
-        self._layouts = tuple(layouts)
-        self._rows = rows
+        self._layouts = [group.layout for group in kv.groups]
 
-    def check_tables(
-        self, scheduled: Sequence[Scheduled], batch: BatchArrays, tables: StepTables
-    ) -> None:
-        """Compare every row and slot of a step.
+    def check(self, batch: SchedulerOutput, inputs: InputBatch, tables: StepTables) -> None:
+        """Compare every row and slot of a step, and the pools' counts.
 
         Raises:
             VerificationError: The first difference.
         """
+        ends = batch.num_tokens.cumsum().tolist()
+        starts = [0, *ends[:-1]]
+        count = len(ends)
         for group, layout in enumerate(self._layouts):
             columns = tables.block_tables[group].cpu().numpy()
             slots = tables.slot_mappings[group].cpu().numpy()
-            end = 0
-            for index, part in enumerate(scheduled):
-                row = layout.expand(part.request.block_ids[group])
-                self._check_row(group, part.request.request_id, columns[index], row)
-                start, end = end, end + part.num_tokens
-                self._check_slots(group, part, slots[start:end], row)
-            self._check_padding(group, columns[len(scheduled) :], NULL_BLOCK)
-            self._check_padding(group, slots[end : batch.num_tokens], PAD_SLOT)
+            for place, (row, request) in enumerate(
+                zip(batch.rows.tolist(), batch.requests, strict=True)
+            ):
+                ids = layout.expand(self.kv.block_ids_of(row, group))
+                self._check_row(group, request.request_id, columns[place], ids)
+                first = int(batch.starts[place])
+                found = slots[starts[place] : ends[place]]
+                self._check_slots(group, request.request_id, first, found, ids)
+            self._check_padding(group, columns[count:], NULL_BLOCK)
+            self._check_padding(group, slots[ends[-1] : inputs.num_tokens], PAD_SLOT)
+        self.check_counts()
 
-    def check_books(self, running: Sequence[Request]) -> None:
-        """Compare what requests and the prefix cache hold with the books of the pools.
+    def check_counts(self) -> None:
+        """Compare what rows hold with the reference counts of the pools.
 
         Raises:
             VerificationError: The first difference.
         """
-        for group, pool in enumerate(self._rows.pools):
-            held: Counter[int] = Counter(self._rows.prefixes.held_blocks(group))
-            for request in running:
-                held.update(request.block_ids[group])
-            del held[NULL_BLOCK]
-            if len(held) != pool.num_used:
-                raise self._difference(group, "blocks in use", len(held), pool.num_used)
-            for block_id, count in held.items():
-                if pool.references(block_id) != count:
-                    what = f"references of block {block_id}"
-                    raise self._difference(group, what, count, pool.references(block_id))
+        for index, group in enumerate(self.kv.groups):
+            rows = group.held.nonzero()[0].tolist()
+            ids = [block for row in rows for block in self.kv.block_ids_of(row, index)]
+            held = np.bincount(
+                np.array([block for block in ids if block != NULL_BLOCK], np.int64),
+                minlength=group.pool.num_blocks,
+            )
+            num_held = int(np.count_nonzero(held))
+            if num_held != group.pool.num_used:
+                raise self._difference(index, "blocks in use", num_held, group.pool.num_used)
+            wrong = (held != group.pool.references).nonzero()[0]
+            if len(wrong):
+                block = int(wrong[0])
+                counted = int(group.pool.references[block])
+                what = f"references of block {block}"
+                raise self._difference(index, what, int(held[block]), counted)
 
     def _check_row(
         self, group: int, request_id: str, found: NDArray[np.int32], ids: Sequence[int]
@@ -87,15 +96,19 @@ class StepCheck:
             )
 
     def _check_slots(
-        self, group: int, part: Scheduled, found: NDArray[np.int64], row: Sequence[int]
+        self,
+        group: int,
+        request_id: str,
+        first: int,
+        found: NDArray[np.int64],
+        ids: Sequence[int],
     ) -> None:
-        layout, pool = self._layouts[group], self._rows.pools[group]
-        for position, slot in enumerate(found.tolist(), start=part.start):
-            expected = PAD_SLOT if layout.slot_mode == "none" else layout.slot(position, row)
-            shared = slot != PAD_SLOT and pool.references(slot // layout.block_size) > 1
+        layout, references = self._layouts[group], self.kv.pools[group].references
+        for position, slot in enumerate(found.tolist(), start=first):
+            expected = PAD_SLOT if layout.slot_mode == "none" else layout.slot(position, ids)
+            shared = slot != PAD_SLOT and references[slot // layout.block_size] > 1
             if slot != expected or shared:
                 column = 0 if layout.slot_mode == "none" else layout.locate(position).column
-                request_id = part.request.request_id
                 what = f"slot of position {position} (column {column}) of request {request_id}"
                 raise self._difference(
                     group,

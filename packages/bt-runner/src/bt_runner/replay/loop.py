@@ -1,4 +1,8 @@
-"""The decode loop without a model: everything of a step but its arithmetic, for traces."""
+"""Replays a trace: the engine's own loop with a model that computes nothing.
+
+Tokens follow the trace. A prompt's are told apart by the trace's hash ids, and a draft turns
+out right by chance; scheduler, KV cache manager, tables and builders are the engine's.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,32 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from bt_builders import AttentionSetup
-from bt_runner.errors import RequestRefusedError, RunnerError
-from bt_runner.execution.batch import BatchArrays, BatchBuffers, assemble
-from bt_runner.execution.guard import TableGuard
-from bt_runner.execution.staging import stage_plan
+from bt_runner.cuda_graphs import GraphOptions, Work
+from bt_runner.engine import EngineLoop
+from bt_runner.errors import RequestRefusedError
+from bt_runner.input_batch import InputBatch
+from bt_runner.kv_cache_manager import KVCacheManager
+from bt_runner.model_runner import ModelRunner, TableCheck, TableGuard
+from bt_runner.models.step import ModelStep
+from bt_runner.prefix_cache import TraceHashes
 from bt_runner.replay.check import StepCheck
-from bt_runner.replay.outcomes import Outcomes
-from bt_runner.replay.sharing.rows import SharedRows
 from bt_runner.replay.summary import Summary
 from bt_runner.replay.traffic.arrivals import Arrivals
 from bt_runner.replay.traffic.trace import TraceRequest
-from bt_runner.scheduling.request import Request, SamplingParams
-from bt_runner.scheduling.scheduler import Scheduler
-from bt_runner.scheduling.step_plan import StepPlan
+from bt_runner.requests import Ints, Request, SamplingParams, Tokens
+from bt_runner.sampler import Sampling
+from bt_runner.scheduler import Scheduler, SchedulerOutput
 from bt_tables import StagedBlockTables, StepTables
 from bt_width import BlockTableLayout
 
 _PADDED_REQS = 8
+_RIGHT = 0
+_WRONG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +55,65 @@ class ReplayOptions:
     sanitizes: bool = False
 
 
+class TraceModel:
+    """Computes nothing, and chooses tokens by chance.
+
+    Every draft is the same token, and so is what is chosen where it turns out right.
+    """
+
+    def __init__(self, limits_tokens: int, acceptance: float, seed: int, max_drafts: int) -> None:
+        """Take how many tokens a step has at most, and how often a draft turns out right."""
+        self._nothing = torch.empty(limits_tokens, 0)
+        self._acceptance = acceptance
+        self._max_drafts = max_drafts
+        self._draw = np.random.default_rng(seed)
+
+    def forward(self, step: ModelStep) -> list[Tensor]:
+        """Return a residual stream without numbers."""
+        return [self._nothing[: len(step.token_ids)]]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits without numbers."""
+        return hidden
+
+    def copy_blocks(self, group: int, source_ids: Tensor, target_ids: Tensor) -> None:
+        """Copy nothing: there is no cache."""
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        """Return ``[S]`` int64: what the drafts say, or something else."""
+        is_right = self._draw.random(len(logits)) < self._acceptance
+        return torch.from_numpy(np.where(is_right, _RIGHT, _WRONG))
+
+    def propose_all(self, scheduler: Scheduler, rows: Ints) -> tuple[Tokens, Ints]:
+        """Return as many drafts as a step may have, the same for all."""
+        drafts = np.full((len(rows), self._max_drafts), _RIGHT, np.int32)
+        return drafts, np.full(len(rows), self._max_drafts)
+
+
+class _Watch:
+    """Counts what each step computes, and compares some of them with the contract."""
+
+    def __init__(self, check: StepCheck, summary: Summary, verify_every: int) -> None:
+        self._check = check
+        self._summary = summary
+        self._verify_every = verify_every
+
+    def check(self, batch: SchedulerOutput, inputs: InputBatch, tables: StepTables) -> None:
+        summary = self._summary
+        summary.num_steps += 1
+        summary.num_tokens += int(batch.num_tokens.sum())
+        summary.num_preemptions += batch.num_preempted
+        summary.note_blocks(self._check.kv.pools)
+        if (summary.num_steps - 1) % self._verify_every == 0:
+            self._check.check(batch, inputs, tables)
+            summary.num_checked_steps += 1
+
+
 class Replay:
-    """Runs the requests of a trace through scheduler, pools, tables and builders.
+    """Runs the requests of a trace through the engine's loop.
 
     Attributes:
-        rows: Who holds which blocks.
+        kv: Who holds which blocks.
         summary: The figures so far.
     """
 
@@ -68,23 +134,38 @@ class Replay:
             num_blocks: Blocks of each group's pool, the null block included.
             options: How the trace is replayed.
         """
-        self.rows = SharedRows(setup.layouts, num_blocks)
+        limits = setup.layouts[0].limits
+        max_drafts = limits.num_speculative_tokens
+        self.kv = KVCacheManager(setup.layouts, num_blocks, prefix_caching=True, names=names)
         self.summary = Summary(groups=names, pool_blocks=num_blocks)
-        self._layouts = setup.layouts
-        self._limits = setup.layouts[0].limits
-        self._builders = [group.builders for group in setup.groups]
-        self._tables = tables
-        self._options = options
-        self._scheduler = Scheduler(self._limits, self.rows)
-        self._check = StepCheck(names, setup.layouts, self.rows)
-        self._guard = TableGuard(setup.layouts, self.rows.pools) if options.sanitizes else None
-        self._outcomes = Outcomes(self._scheduler, self.rows, options.acceptance, options.seed)
-        self._buffers = BatchBuffers(self._limits, tables.device)
+        self._check = StepCheck(names, self.kv)
+        self._scheduler = Scheduler(limits, self.kv)
+        self._max_num_reqs = limits.max_num_reqs
+        checks: list[TableCheck] = [TableGuard(self.kv)] if options.sanitizes else []
+        checks.append(_Watch(self._check, self.summary, options.verify_every))
+        model = TraceModel(
+            limits.max_num_batched_tokens, options.acceptance, options.seed, max_drafts
+        )
+        # padded as for captured graphs, so that padding rows are looked at too
+        sizes = range(_PADDED_REQS, limits.max_num_reqs + _PADDED_REQS, _PADDED_REQS)
+        self._runner = ModelRunner(
+            setup,
+            model,
+            model.sample,
+            tables=tables,
+            limits=limits,
+            device=tables.device,
+            dtype=torch.float32,
+            graphs=GraphOptions(batch_sizes=tuple(sizes), capture=_done_again),
+            max_steps_in_flight=1,
+            checks=checks,
+        )
+        self._loop = EngineLoop(self._runner, self._scheduler, model if max_drafts else None, 1)
 
     @property
     def layouts(self) -> tuple[BlockTableLayout, ...]:
         """The plans of the cache groups."""
-        return tuple(self._layouts)
+        return self._loop.layouts
 
     @property
     def num_running(self) -> int:
@@ -106,13 +187,13 @@ class Replay:
             on_refused: Told of each request that could never run, and why.
 
         Raises:
-            VerificationError: A table, a slot or a pool's book is not what it should be.
+            VerificationError: A table, a slot or a pool's count is not what it should be.
             BlockTableFaultError: The sanitizer found something.
         """
         began = time.perf_counter()
         while True:
             self._admit(arrivals, on_refused)
-            if not self._scheduler.requests:
+            if not self._loop.has_work:
                 if arrivals.is_over:
                     break
                 arrivals.pass_idle()
@@ -121,84 +202,38 @@ class Replay:
             arrivals.pass_step()
             self.summary.seconds = time.perf_counter() - began
             yield self.summary.num_requests
-        self._check.check_books([])
+        self._check.check_counts()
 
     def _admit(self, arrivals: Arrivals, on_refused: Callable[[TraceRequest, str], None]) -> None:
         # no more wait than could all run: a prompt of a trace is long
-        while len(self._scheduler.waiting) < self._limits.max_num_reqs:
+        while len(self._scheduler.waiting) < self._max_num_reqs:
             traced = arrivals.take()
             if traced is None:
                 return
-            if traced.prompt_len + traced.output_len > self._limits.max_model_len:
-                # said before its tokens are made: a trace may ask for any number of them
-                self.summary.num_refused += 1
-                on_refused(
-                    traced,
-                    f"{traced.prompt_len} prompt tokens and {traced.output_len} new ones are more "
-                    f"than max_model_len {self._limits.max_model_len}",
-                )
-                continue
-            request = Request(
-                request_id=f"line {traced.line}",
-                prompt_len=traced.prompt_len,
-                params=SamplingParams(max_new_tokens=traced.output_len),
-                tokens=[0] * traced.prompt_len,
+            params = SamplingParams(max_new_tokens=traced.output_len)
+            tokens = np.zeros(traced.prompt_len, np.int32)
+            request = Request(f"line {traced.line}", tokens, params)
+            request.prefix_hashes = TraceHashes(
+                traced.hash_ids, traced.hash_tokens, traced.prompt_len
             )
             try:
-                self._scheduler.add(request)
+                self._loop.add(request)
             except RequestRefusedError as error:
                 self.summary.num_refused += 1
                 on_refused(traced, str(error))
-                continue
-            self.rows.name_prefix(request, traced.hash_ids, traced.hash_tokens)
-            self.summary.prompt_tokens += traced.prompt_len
+            else:
+                self.summary.prompt_tokens += traced.prompt_len
 
     def _step(self) -> None:
         summary = self.summary
-        plan = self._scheduler.schedule(last_step=summary.num_steps)
-        if not plan.scheduled:
-            raise RunnerError("no request can be computed, and none is under way")
-        summary.num_steps += 1
-        batch = self._assemble(plan)
-        tables = self._update_tables(plan, batch)
-        if self._guard is not None:
-            self._guard.check(plan.scheduled, batch, tables)
-        self._build_metadata(batch, tables)
-        if (summary.num_steps - 1) % self._options.verify_every == 0:
-            self._check.check_tables(plan.scheduled, batch, tables)
-            self._check.check_books(self._scheduler.running)
-            summary.num_checked_steps += 1
-        summary.note_blocks(self.rows.pools)
-        summary.num_tokens += sum(part.num_tokens for part in plan.scheduled)
-        summary.num_preemptions += plan.num_preempted
-        for request, num_taken in self._outcomes.settle(plan, summary.num_steps):
-            summary.num_output_tokens += num_taken
-            summary.num_requests += request.finish_reason is not None
-        # nothing is in flight when a step returns, so what it gave up is free at once
-        self.rows.complete(summary.num_steps)
-        summary.hit_tokens = self.rows.prefixes.hit_tokens
-        summary.rehit_tokens = self.rows.prefixes.rehit_tokens
+        outputs = self._loop.step()
+        summary.table_seconds.append(self._runner.table_seconds)
+        summary.builder_seconds.append(self._runner.builder_seconds)
+        summary.num_output_tokens += int(outputs.counts.sum())
+        summary.num_requests += len(outputs.reasons)
+        summary.hit_tokens = self.kv.prefixes.hit_tokens
 
-    def _assemble(self, plan: StepPlan) -> BatchArrays:
-        # padded as for a captured graph, so that padding rows are looked at too
-        padded = -(-len(plan.scheduled) // _PADDED_REQS) * _PADDED_REQS
-        return assemble(
-            plan.scheduled,
-            self._buffers,
-            num_reqs_padded=min(padded, self._limits.max_num_reqs),
-        )
 
-    def _update_tables(self, plan: StepPlan, batch: BatchArrays) -> StepTables:
-        began = time.perf_counter()
-        stage_plan(self._tables, plan)
-        tables = self._tables.step(batch.for_tables())
-        self.summary.table_seconds.append(time.perf_counter() - began)
-        return tables
-
-    def _build_metadata(self, batch: BatchArrays, tables: StepTables) -> None:
-        commons = batch.for_builders(self._layouts, tables)
-        began = time.perf_counter()
-        for common, builders in zip(commons, self._builders, strict=True):
-            for builder in builders:
-                builder.build(common)
-        self.summary.builder_seconds.append(time.perf_counter() - began)
+def _done_again(work: Work) -> Work:
+    """Stand in for a CUDA graph: a model that computes nothing needs none."""
+    return work

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bt_runner.scheduling.block_pool import BlockPool
+from bt_runner.block_pool import BlockPool
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,337 @@
+"""What the host spends on a decode step of the engine, phase by phase.
+
+Schedule, stage, table update, input batch, metadata of all builders, account. Launches, copies'
+contents and the model are left out: a stand-in carries nothing out. Requests decode steadily,
+and each gains a block every 64 steps; then one request arrives and one ends in every step.
+The time of a fixed loop in plain Python says how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import bt_builders.mamba.builder
+import bt_builders.slot_builder
+from bt_builders import (
+    AttentionBackend,
+    AttentionGroup,
+    MambaMetadataBuilder,
+    MLAMetadataBuilder,
+    init_attention,
+)
+from bt_runner.cuda_graphs import GraphOptions
+from bt_runner.engine import EngineLoop
+from bt_runner.input_batch import InputBuffers
+from bt_runner.kv_cache_manager import KVCacheManager, TableEdits
+from bt_runner.model_runner import ModelRunner
+from bt_runner.models.step import ModelStep
+from bt_runner.requests import Request, SamplingParams
+from bt_runner.sampler import Sampling
+from bt_runner.scheduler import Scheduler
+from bt_tables import StagedBlockTables
+from bt_tables.devices import CpuExecutor
+from bt_width import AttentionSpec, CacheSpec, MambaSpec, MultipleOf, ServingLimits
+from bt_width import SlidingWindowSpec as Window
+
+BLOCK = 64
+PROMPT = 16
+SIZES = (64, 256, 1024, 4096)
+SPECS: dict[str, tuple[CacheSpec, type]] = {
+    "attention": (AttentionSpec(block_size=BLOCK), MLAMetadataBuilder),
+    "window": (Window(block_size=BLOCK, window=1024), MLAMetadataBuilder),
+    "states": (MambaSpec(block_size=BLOCK, mode="align"), MambaMetadataBuilder),
+}
+PACKAGES = ("bt_width", "bt_tables", "bt_builders", "bt_runner")
+
+
+class Nothing:
+    """Launches no kernel: what is left of a builder is its host part."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return what does nothing, whatever it is called."""
+        return lambda *_: None
+
+
+class StandIn:
+    """A model without arithmetic, whose steps may take the device some time."""
+
+    def __init__(self) -> None:
+        """Start with a device that takes no time."""
+        self.hidden = torch.zeros(16_384, 1)
+
+    def forward(self, step: ModelStep) -> list[Tensor]:
+        """Return a residual stream that is not computed."""
+        return [self.hidden[: len(step.token_ids)]]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return them as they are."""
+        return hidden
+
+    def copy_blocks(self, group: int, source_ids: Tensor, target_ids: Tensor) -> None:
+        """Copy nothing."""
+
+
+def choose(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Choose token 1 for everybody."""
+    return torch.ones(len(sampling.indices), dtype=torch.int64)
+
+
+@contextmanager
+def carrying_nothing_out() -> Iterator[None]:
+    """Let tables and builders launch nothing."""
+    with ExitStack() as stack:
+        nothing: Any = lambda *_, **__: None  # noqa: E731  # a launch that does nothing
+        stack.enter_context(mock.patch.object(CpuExecutor, "step_launch", return_value=nothing))
+        stack.enter_context(mock.patch.object(CpuExecutor, "copy", return_value=None))
+        for module in (bt_builders.slot_builder, bt_builders.mamba.builder):
+            stack.enter_context(mock.patch.object(module, "operations_for", return_value=Nothing()))
+        yield
+
+
+def make_loop(num_reqs: int, num_groups: int, max_steps_in_flight: int = 2) -> EngineLoop:
+    """Return an engine for as many requests, with as many groups."""
+    limits = ServingLimits(
+        max_model_len=8192, max_num_reqs=num_reqs + 1, max_num_batched_tokens=16_384
+    )
+    groups = [
+        AttentionGroup(
+            name=name,
+            spec=spec,
+            backends=(
+                AttentionBackend(
+                    name=name,
+                    builder_class=builder,
+                    supported_kernel_block_sizes=(MultipleOf(1),),
+                ),
+            ),
+        )
+        for name, (spec, builder) in list(SPECS.items())[:num_groups]
+    ]
+    setup = init_attention(groups, limits, "cpu")
+    sizes = [1 + 70 * (num_reqs + 1)] * num_groups
+    kv = KVCacheManager(setup.layouts, sizes)
+    runner = ModelRunner(
+        setup,
+        StandIn(),
+        choose,
+        tables=StagedBlockTables(
+            setup.layouts,
+            device="cpu",
+            num_blocks=sizes,
+            max_steps_in_flight=max_steps_in_flight,
+        ),
+        limits=limits,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        graphs=GraphOptions(),
+        max_steps_in_flight=max_steps_in_flight,
+    )
+    return EngineLoop(runner, Scheduler(limits, kv), None, max_steps_in_flight)
+
+
+class Arrivals:
+    """Adds requests of different lengths, so that blocks fill at different times."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        """Add to ``loop``."""
+        self._loop = loop
+        self._draw = random.Random(0)
+        self._count = 0
+
+    def add(self, num_new: int = 3000) -> None:
+        """Let one more request wait."""
+        prompt = np.zeros(self._draw.randint(1, BLOCK), np.int32)
+        params = SamplingParams(max_new_tokens=num_new)
+        self._loop.add(Request(str(self._count), prompt, params))
+        self._count += 1
+
+
+class Phases:
+    """The processor time that a step spends in each phase, without the phases inside it."""
+
+    PARTS: tuple[tuple[str, type, str], ...] = (
+        ("schedule", Scheduler, "schedule"),
+        ("stage", TableEdits, "stage"),
+        ("edits", KVCacheManager, "take_edits"),
+        ("input batch", InputBuffers, "pack"),
+        ("tables.step", StagedBlockTables, "step"),
+        ("metadata", MLAMetadataBuilder, "build"),
+        ("metadata", MambaMetadataBuilder, "build"),
+        ("launched", Scheduler, "launched"),
+        ("account", Scheduler, "update"),
+    )
+
+    def __init__(self) -> None:
+        """Start with no time."""
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Add up what is spent inside."""
+        with ExitStack() as stack:
+            for name, owner, method in self.PARTS:
+                call = getattr(owner, method)
+                stack.enter_context(mock.patch.object(owner, method, self._timed(name, call)))
+            yield
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args, **named)
+            finally:
+                self.seconds[name] += time.perf_counter() - began
+
+        return timed
+
+
+def step_times(loop: EngineLoop, num_steps: int, before: Callable[[], None]) -> list[float]:
+    """Return the processor time of each step in microseconds."""
+    times = []
+    for _ in range(num_steps):
+        before()
+        began = time.process_time_ns()
+        loop.step()
+        times.append((time.process_time_ns() - began) / 1e3)
+    return times
+
+
+def report(num_reqs: int, num_groups: int, num_steps: int, *, by_phase: bool) -> None:
+    """Print the times of one size."""
+    loop = make_loop(num_reqs, num_groups)
+    arrivals = Arrivals(loop)
+    for _ in range(num_reqs):
+        arrivals.add()
+    for _ in range(BLOCK):
+        loop.step()
+    steady = step_times(loop, num_steps, lambda: None)
+    print(f"{num_reqs:6} requests, {num_groups} groups: steady {told(steady)}")
+    if by_phase:
+        phases = Phases()
+        with phases.watching():
+            for _ in range(num_steps):
+                loop.step()
+        parts = [f"{name} {1e6 * took / num_steps:.0f}" for name, took in phases.seconds.items()]
+        print(f"{'':25}{', '.join(parts)}")
+    loop = make_loop(num_reqs, num_groups)
+    arrivals = Arrivals(loop)
+    for place in range(num_reqs):
+        arrivals.add(num_new=BLOCK + 4 + place)
+    for _ in range(BLOCK):
+        loop.step()
+    busy = step_times(loop, num_steps, lambda: arrivals.add(num_new=num_reqs))
+    print(f"{'':18}with one arrival and one end a step {told(busy)}")
+
+
+def told(times: list[float]) -> str:
+    """Say the best, the median and the 99th percentile."""
+    p99 = float(np.percentile(times, 99))
+    return f"best {min(times):.0f} us, median {statistics.median(times):.0f}, p99 {p99:.0f}"
+
+
+def report_steps_in_flight(device_ms: float, host_ms: float) -> None:
+    """Print how long steps take with one and with two in flight, on a device that takes time."""
+    for max_steps in (1, 2):
+        loop = make_loop(8, 1, max_steps)
+        arrivals = Arrivals(loop)
+        for _ in range(8):
+            arrivals.add()
+        ready = [time.perf_counter()]
+        launch = loop._runner.launch
+
+        def slow(*args: Any, launch: Any = launch, ready: Any = ready, **named: Any) -> Any:
+            time.sleep(host_ms / 1e3)
+            in_flight = launch(*args, **named)
+            ready[0] = max(ready[0], time.perf_counter()) + device_ms / 1e3
+            event = mock.Mock()
+            due = ready[0]
+            event.synchronize = lambda: time.sleep(max(due - time.perf_counter(), 0))
+            object.__setattr__(in_flight, "event", event)
+            return in_flight
+
+        with mock.patch.object(loop._runner, "launch", slow):
+            for _ in range(5):
+                loop.step()
+            began = time.perf_counter()
+            for _ in range(50):
+                loop.step()
+            took = (time.perf_counter() - began) / 50
+        print(f"{max_steps} in flight: {1e3 * took:.2f} ms a step")
+
+
+def report_calls() -> None:
+    """Print the files, functions and calls of one decode step, in all packages."""
+    loop = make_loop(8, 1)
+    arrivals = Arrivals(loop)
+    for _ in range(8):
+        arrivals.add()
+    for _ in range(BLOCK // 2):
+        loop.step()
+    files: set[str] = set()
+    functions: set[tuple[str, str]] = set()
+    num_calls = 0
+
+    def watch(frame: Any, event: str, _: object) -> None:
+        nonlocal num_calls
+        name = frame.f_code.co_filename
+        if event == "call" and any(f"/{package}/" in name for package in PACKAGES):
+            files.add(name)
+            functions.add((name, frame.f_code.co_qualname))
+            num_calls += 1
+
+    sys.setprofile(watch)
+    try:
+        loop.step()
+    finally:
+        sys.setprofile(None)
+    print(f"a decode step: {len(files)} files, {len(functions)} functions, {num_calls} calls")
+    for name in sorted(files):
+        print(f"  {Path(name).parent.name}/{Path(name).name}")
+
+
+def python_speed() -> float:
+    """Return the milliseconds of a fixed loop in plain Python, the best of five."""
+    best = float("inf")
+    for _ in range(5):
+        began = time.process_time()
+        total = 0
+        for number in range(1_000_000):
+            total += number & 7
+        best = min(best, time.process_time() - began)
+    return 1e3 * best
+
+
+def main() -> None:
+    """Print all figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200, help="measured a size (default: 200)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="running requests")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
+    print(f"a million turns of a plain loop: {python_speed():.1f} ms")
+    with carrying_nothing_out():
+        for num_groups in (1, 3):
+            for num_reqs in args.sizes:
+                report(num_reqs, num_groups, args.steps, by_phase=True)
+        report_steps_in_flight(device_ms=5.0, host_ms=2.0)
+        report_calls()
+
+
+if __name__ == "__main__":
+    main()

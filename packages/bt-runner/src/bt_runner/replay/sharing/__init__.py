@@ -1,1 +1,0 @@
-"""Blocks that requests with equal beginnings share."""
