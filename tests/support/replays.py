@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from tests.support.model_configs import Config, glm_5_2
 
 from bt_builders import AttentionGroup, init_attention
+from bt_runner.kv_cache_manager import KVCacheManager
 from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.model_groups import attention_group
 from bt_runner.replay.pool_sizes import average_pool_sizes
 from bt_runner.replay.traffic.arrivals import Arrivals
 from bt_runner.replay.traffic.trace import TraceRequest
+from bt_runner.requests import Request
 from bt_tables import StagedBlockTables
 from bt_width import BlockTableLayout, ContextParallel, ServingLimits, read_model
 from bt_width.specs import MambaMode
@@ -133,3 +136,14 @@ def drive(replay: Replay, trace: list[TraceRequest], step_ms: float | None = Non
     for _ in replay.run(Arrivals(trace, step_ms), lambda line, _why: refused.append(line.line)):
         pass
     return refused
+
+
+def share_too_much(patch: pytest.MonkeyPatch) -> None:
+    """Let requests compute the last tokens of a cached prefix again, in a block that is shared."""
+    start = KVCacheManager.start
+
+    def start_early(kv: KVCacheManager, row: int, request: Request) -> int:
+        # two of them, one on each of two ranks
+        return max(start(kv, row, request) - 2, 0)
+
+    patch.setattr(KVCacheManager, "start", start_early)

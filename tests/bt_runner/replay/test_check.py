@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.model_configs import nemotron_h_8b
-from tests.support.replays import CutOptions, ReplayCase, drive, glm_case, own_trace
+from tests.support.replays import CutOptions, ReplayCase, drive, glm_case, own_trace, share_too_much
 
 from bt_runner.errors import VerificationError
+from bt_runner.kv_cache_manager import GroupBlocks
 from bt_runner.replay.loop import Replay
-from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.scheduling.request import Request
+from bt_runner.requests import Ints
 from bt_tables import StagedBlockTables, StepBatch, StepTables
 
 FAULTY_CALL = 12
@@ -60,7 +60,9 @@ class LeavesPadding(StagedBlockTables):
 
     def step(self, batch: StepBatch) -> StepTables:
         tables = super().step(batch)
-        tables.block_tables[0][-1, 5] = 7
+        num_reqs = int((np.asarray(batch.idx_mapping) >= 0).sum())
+        if 0 < num_reqs < batch.num_reqs_padded:
+            tables.block_tables[0][-1, 5] = 7
         return tables
 
 
@@ -115,13 +117,7 @@ def test_an_id_above_the_batch_is_found() -> None:
 
 
 def test_a_write_to_a_shared_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    offer = SharedRows.offer
-
-    def offer_too_much(rows: SharedRows, request: Request, num_computed: int) -> None:
-        held = len(request.block_ids[0]) * rows.layouts[0].tokens_per_block
-        offer(rows, request, held)
-
-    monkeypatch.setattr(SharedRows, "offer", offer_too_much)
+    share_too_much(monkeypatch)
 
     error = _first_difference(glm_case().make(own_trace()))
 
@@ -131,13 +127,14 @@ def test_a_write_to_a_shared_block_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("loses_blocks")
 def test_a_block_that_never_comes_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = SharedRows.release
+    release = GroupBlocks.release
 
-    def release_all_but_one(rows: SharedRows, request: Request, *, last_step: int) -> None:
-        request.block_ids[-1] = request.block_ids[-1][:-1]
-        release(rows, request, last_step=last_step)
+    def release_all_but_one(group: GroupBlocks, rows: Ints, last_step: int) -> None:
+        if group.layout.kind == "mamba":
+            group.held[rows] -= 1
+        release(group, rows, last_step)
 
-    monkeypatch.setattr(SharedRows, "release", release_all_but_one)
+    monkeypatch.setattr(GroupBlocks, "release", release_all_but_one)
     case = ReplayCase(
         config=nemotron_h_8b(), options=CutOptions(), num_drafts=0, size=1, max_model_len=8192
     )

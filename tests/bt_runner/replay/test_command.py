@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.model_configs import data_file, glm_5_2, nemotron_h_8b, write_config
-from tests.support.replays import own_trace
+from tests.support.replays import own_trace, share_too_much
 
 from bt_runner.cli import run
-from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.scheduling.request import Request
 
 GLM = ["--max-model-len", "350000", "--dcp", "2", "--speculative-tokens", "3"]
 SMALL = ["--max-num-seqs", "8", "--max-num-batched-tokens", "1024", "--verify-every", "5"]
@@ -123,20 +121,13 @@ def test_strict_ends_at_a_line_that_would_be_left_out(
 def test_a_difference_ends_with_1_and_names_its_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer = SharedRows.offer
-    monkeypatch.setattr(
-        SharedRows, "offer", lambda rows, request, _computed: offer(rows, request, _all_of(request))
-    )
+    share_too_much(monkeypatch)
     trace, config = _mooncake(tmp_path, 30), write_config(tmp_path, glm_5_2())
 
     code = run(["replay", str(trace), "--config", str(config), *GLM, *SMALL])
 
     assert code == 1
     assert "group mla" in capsys.readouterr().err
-
-
-def _all_of(request: Request) -> int:
-    return 128 * len(request.block_ids[0])
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,11 @@ def test_no_block_is_lost(case: ReplayCase) -> None:
     replay = case.make(trace)
     drive(replay, trace)
 
-    kept = [len(replay.rows.prefixes.held_blocks(g)) for g in range(len(replay.rows.pools))]
-
-    # what is still in use is what the prefix cache keeps for the next request
-    assert [pool.num_used for pool in replay.rows.pools] == kept
+    # what can still be found for the next request is free
+    assert [pool.num_used for pool in replay.kv.pools] == [0] * len(replay.kv.pools)
+    assert [pool.num_free for pool in replay.kv.pools] == [
+        pool.capacity for pool in replay.kv.pools
+    ]
 
 
 def test_a_short_pool_preempts_and_serves_all_the_same() -> None:

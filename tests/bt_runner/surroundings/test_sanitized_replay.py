@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.model_configs import glm_5_2, write_config
-from tests.support.replays import own_trace
+from tests.support.replays import own_trace, share_too_much
 
 from bt_runner.cli import run
-from bt_runner.replay.sharing.rows import SharedRows
-from bt_runner.scheduling.request import Request
 
 OPTIONS = [
     *("--max-model-len", "350000", "--dcp", "2", "--speculative-tokens", "3"),
@@ -59,14 +57,8 @@ def test_b10_a_write_to_a_shared_block_ends_with_1_in_its_step(
     options: list[str],
     code: int,
 ) -> None:
-    offer = SharedRows.offer
-
-    def offer_too_much(rows: SharedRows, request: Request, num_computed: int) -> None:
-        held = len(request.block_ids[0]) * rows.layouts[0].tokens_per_block
-        offer(rows, request, held)
-
     command = _command(tmp_path, 30)
-    monkeypatch.setattr(SharedRows, "offer", offer_too_much)
+    share_too_much(monkeypatch)
     # the books are compared at the end, and there nothing is wrong
     assert run([*command, *options]) == code
 

@@ -12,7 +12,6 @@ from bt_runner.demo.options import add_options as add_demo_options
 from bt_runner.errors import PoolExhaustedError, RankLostError, RunnerError, VerificationError
 from bt_runner.replay.options import add_options as add_replay_options
 from bt_runner.run.options import add_options as add_run_options
-from bt_runner.soak.options import add_options as add_soak_options
 from bt_width import BlockTableError
 from bt_width.plan.command import ABOUT as ABOUT_PLAN
 from bt_width.plan.command import add_options as add_plan_options
@@ -82,12 +81,6 @@ _COMMANDS = {
         add_replay_options,
         "run a trace of real traffic over a model's block tables, and check them",
         "bt-runner replay trace.csv --config config.json --speculative-tokens 3 --dcp 2",
-    ),
-    "soak": _Command(
-        "bt_runner.soak.command",
-        add_soak_options,
-        "run random traffic over random block tables for long, and check every step",
-        "bt-runner soak --minutes 60",
     ),
 }
 

@@ -36,7 +36,7 @@ from bt_runner.requests import Ints, RunningRequests, Tokens
 from bt_runner.sampler import Sampling
 from bt_runner.scheduler import SchedulerOutput
 from bt_tables import BlockTableSanitizer, StagedBlockTables, StepTables
-from bt_width import ServingLimits
+from bt_width import BlockTableLayout, ServingLimits
 
 
 class StepModel(Protocol):
@@ -69,10 +69,12 @@ class TableCheck(Protocol):
 class TableGuard:
     """Lets the sanitizer check every step, and raises at the first fault."""
 
-    def __init__(self, kv: KVCacheManager) -> None:
-        """Take who holds which blocks."""
+    def __init__(
+        self, kv: KVCacheManager, layouts: Sequence[BlockTableLayout] | None = None
+    ) -> None:
+        """Take who holds which blocks, and how another rank planned them."""
         self._kv = kv
-        layouts = [group.layout for group in kv.groups]
+        layouts = layouts or [group.layout for group in kv.groups]
         self._sanitizer = BlockTableSanitizer(layouts, [pool.num_blocks for pool in kv.pools])
 
     def check(self, batch: SchedulerOutput, inputs: InputBatch, tables: StepTables) -> None:

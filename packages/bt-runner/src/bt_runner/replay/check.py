@@ -16,7 +16,7 @@ from bt_runner.input_batch import InputBatch
 from bt_runner.kv_cache_manager import KVCacheManager
 from bt_runner.scheduler import SchedulerOutput
 from bt_tables import StepTables
-from bt_width import NULL_BLOCK, PAD_SLOT
+from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
 
 
 class StepCheck:
@@ -26,11 +26,16 @@ class StepCheck:
         kv: Who holds which blocks.
     """
 
-    def __init__(self, names: Sequence[str], kv: KVCacheManager) -> None:
-        """Take what the groups are called, and who holds which blocks."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        kv: KVCacheManager,
+        layouts: Sequence[BlockTableLayout] | None = None,
+    ) -> None:
+        """Take what the groups are called, who holds which blocks, and another rank's plans."""
         self.kv = kv
         self._names = tuple(names)
-        self._layouts = [group.layout for group in kv.groups]
+        self._layouts = layouts or [group.layout for group in kv.groups]
 
     def check(self, batch: SchedulerOutput, inputs: InputBatch, tables: StepTables) -> None:
         """Compare every row and slot of a step, and the pools' counts.

@@ -193,7 +193,10 @@ def _prepare(
         sanitizes=args.sanitize,
     )
     names = tuple(group.name for group in groups)
-    return Replay(names, setup, tables, num_blocks, options), executor.counts
+    replay = Replay(names, setup, tables, num_blocks, options)
+    # what was launched to prepare the sizes of steps is not the trace's
+    executor.counts.clear()
+    return replay, executor.counts
 
 
 def _pool_sizes(

@@ -27,6 +27,10 @@ class UpdateCounts:
     num_bytes: int = 0
     num_launches: int = 0
 
+    def clear(self) -> None:
+        """Count from here."""
+        self.num_copies = self.num_bytes = self.num_launches = 0
+
     def note_copy(self, source: torch.Tensor) -> None:
         """Count a copy."""
         self.num_copies += 1

@@ -6,17 +6,17 @@ import random
 from dataclasses import replace
 
 import torch
+from tests.soak.drivers import BatchOrderDriver, StagedDriver, TableDriver
+from tests.soak.scenario import Scenario
 
-from bt_builders import AttentionSetup, init_attention
+from bt_builders import AttentionSetup, CommonAttentionMetadata, init_attention
 from bt_runner.errors import VerificationError
-from bt_runner.execution.batch import BatchArrays
-from bt_runner.execution.guard import TableGuard
-from bt_runner.scheduling.block_pool import BlockPool
-from bt_runner.scheduling.step_plan import Scheduled, StepPlan
-from bt_runner.soak.drivers import BatchOrderDriver, StagedDriver, TableDriver
-from bt_runner.soak.scenario import Scenario
+from bt_runner.input_batch import InputBatch
+from bt_runner.kv_cache_manager import KVCacheManager, TableEdits
+from bt_runner.model_runner import TableGuard
+from bt_runner.scheduler import SchedulerOutput
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepTables
-from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
+from bt_width import NULL_BLOCK, PAD_SLOT
 
 
 def setup_of(scenario: Scenario, rank: int, device: torch.device) -> AttentionSetup:
@@ -34,16 +34,12 @@ class Rank:
     """
 
     def __init__(
-        self,
-        setup: AttentionSetup,
-        pools: tuple[BlockPool, ...],
-        device: torch.device,
-        draw: random.Random,
+        self, setup: AttentionSetup, kv: KVCacheManager, device: torch.device, draw: random.Random
     ) -> None:
         """Make empty tables."""
-        self.layouts: tuple[BlockTableLayout, ...] = setup.layouts
-        self._builders = [group.builders for group in setup.groups]
-        sizes = [pool.num_blocks for pool in pools]
+        self.layouts = setup.layouts
+        self._setup = setup
+        sizes = [pool.num_blocks for pool in kv.pools]
         self._drivers: tuple[TableDriver, ...] = (
             StagedDriver(
                 StagedBlockTables(self.layouts, device=device, num_blocks=sizes),
@@ -53,14 +49,14 @@ class Rank:
                 MultiGroupBlockTable(self.layouts, device=device, num_blocks=sizes),
             ),
         )
-        self._guards = [TableGuard(self.layouts, pools) for _ in self._drivers]
+        self._guards = [TableGuard(kv, self.layouts) for _ in self._drivers]
 
-    def stage(self, plan: StepPlan) -> None:
+    def stage(self, batch: SchedulerOutput, edits: TableEdits) -> None:
         """Edit the rows of both classes."""
         for driver in self._drivers:
-            driver.stage(plan)
+            driver.stage(batch, edits)
 
-    def step(self, scheduled: list[Scheduled], batch: BatchArrays) -> StepTables:
+    def step(self, batch: SchedulerOutput, inputs: InputBatch) -> StepTables:
         """Return a batch's tables and slots: sound, and the same from both classes.
 
         Raises:
@@ -69,39 +65,40 @@ class Rank:
         """
         made = []
         for driver, guard in zip(self._drivers, self._guards, strict=True):
-            tables = driver.step(batch)
-            guard.check(scheduled, batch, tables)
-            self._build(batch, tables)
+            tables = driver.step(inputs)
+            guard.check(batch, inputs, tables)
+            self._build(inputs, tables)
             made.append(tables)
         _require_equal(*made)
         return made[0]
 
-    def dummy_step(self, batch: BatchArrays) -> None:
-        """Run a batch in which nobody is, as an idle rank does.
+    def dummy_step(self, inputs: InputBatch) -> None:
+        """Run a batch of padding, as an idle rank does.
 
         Raises:
             VerificationError: It names a block or a slot.
         """
         for driver in self._drivers:
-            tables = driver.dummy_step(batch)
-            self._build(batch, tables)
+            tables = driver.dummy_step(inputs)
+            self._build(inputs, tables)
             if any((table != NULL_BLOCK).any() for table in tables.block_tables):
                 raise VerificationError("a dummy step's table names a block")
             if (tables.slot_mappings != PAD_SLOT).any():
                 raise VerificationError("a dummy step's slot mapping names a slot")
 
     def forget(self, *, is_remapped: bool) -> None:
-        """Take nothing on the device for granted: a step broke off, or memory was remapped."""
+        """Mark what is on the device stale: a step broke off, or memory was remapped."""
         for driver in self._drivers:
             if is_remapped:
                 driver.tables.rebind()
             else:
                 driver.tables.invalidate()
 
-    def _build(self, batch: BatchArrays, tables: StepTables) -> None:
-        commons = batch.for_builders(self.layouts, tables)
-        for common, builders in zip(commons, self._builders, strict=True):
-            for builder in builders:
+    def _build(self, inputs: InputBatch, tables: StepTables) -> None:
+        attention = inputs.for_builders()
+        for index, group in enumerate(self._setup.groups):
+            common = CommonAttentionMetadata.from_step(group.layout, tables, index, attention)
+            for builder in group.builders:
                 builder.build(common)
 
 

@@ -6,9 +6,8 @@ import random
 
 import pytest
 import torch
-
-from bt_runner.soak.rank import setup_of
-from bt_runner.soak.scenario import draw_scenario, every_kind
+from tests.soak.rank import setup_of
+from tests.soak.scenario import draw_scenario, every_kind
 
 CPU = torch.device("cpu")
 

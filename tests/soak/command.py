@@ -1,4 +1,4 @@
-"""``bt-runner soak``: traffic for as long as asked, a line a minute, and a verdict."""
+"""``hatch run soak``: traffic for as long as asked, a line a minute, and a verdict."""
 
 from __future__ import annotations
 
@@ -7,18 +7,52 @@ import itertools
 import random
 import time
 
+from tests.soak.counts import Counts
+from tests.soak.loop import SoakLoop
+from tests.soak.resident import ResidentMemory
+from tests.soak.scenario import Scenario, draw_scenario, every_kind
+
 from bt_runner.devices import find_device
 from bt_runner.errors import RunnerError
-from bt_runner.soak.counts import Counts
-from bt_runner.soak.loop import SoakLoop
-from bt_runner.soak.resident import ResidentMemory
-from bt_runner.soak.scenario import Scenario, draw_scenario, every_kind
 from bt_runner.terminal.threads import one_thread
+from bt_runner.terminal.values import count, measure
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableError
 
 _MAX_FINDINGS = 10
 _LINE_SECONDS = 60.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Soak as the command line says; return the exit code."""
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__)
+    parser.add_argument(
+        "--minutes", type=measure, default=5.0, metavar="N", help="how long (default: 5)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=count,
+        default=200,
+        metavar="STEPS",
+        help="of a scenario before the next one is drawn (default: 200)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
+    parser.add_argument(
+        "--first-scenario",
+        type=count,
+        default=1,
+        metavar="N",
+        help="begin with this one, to see a finding again (default: 1)",
+    )
+    parser.add_argument(
+        "--max-growth",
+        type=measure,
+        default=2.0,
+        metavar="PERCENT",
+        help="by which resident memory may grow after the warm-up (default: 2)",
+    )
+    parser.add_argument("--device", default="cpu", help="where the tables lie (default: cpu)")
+    return run(parser.parse_args(argv))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bt_runner.soak.scenario import Scenario, every_kind
+from tests.soak.scenario import Scenario, every_kind
+
 from bt_width import ContextParallel
 
 

@@ -43,14 +43,14 @@ class Scenario:
         limits: Of the first rank.
         spare: How much of the room for all requests the pools have beyond one's, 0 to 1.
         acceptance: The share of drafts that turn out right.
-        num_in_flight: Steps that may still run when the next one is planned.
+        max_steps_in_flight: Steps that may be launched before the first has ended.
     """
 
     groups: tuple[AttentionGroup, ...]
     limits: ServingLimits
     spare: float
     acceptance: float
-    num_in_flight: int
+    max_steps_in_flight: int
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def every_kind() -> Scenario:
         limits=limits,
         spare=0.2,
         acceptance=0.7,
-        num_in_flight=1,
+        max_steps_in_flight=2,
     )
 
 
@@ -110,7 +110,7 @@ def draw_scenario(draw: random.Random) -> Scenario:
         limits=limits,
         spare=draw.choice([0.0, 0.2, 0.4, 1.0]),
         acceptance=draw.choice([0.0, 0.5, 0.8, 1.0]),
-        num_in_flight=draw.choice([0, 0, 1]),
+        max_steps_in_flight=draw.choice([1, 2]),
     )
 
 

@@ -1,19 +1,19 @@
-"""``bt-runner soak`` ends with 0 where nothing was found, and says how to see a finding again."""
+"""A soak ends with 0 where nothing was found, and says how to see a finding again."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from tests.bt_runner.soak.small import small
+from tests.soak import command
+from tests.soak.command import main as run
+from tests.soak.loop import SoakLoop
+from tests.soak.resident import ResidentMemory
+from tests.soak.small import small
 
-from bt_runner.cli import run
 from bt_runner.errors import VerificationError
-from bt_runner.soak import command
-from bt_runner.soak.loop import SoakLoop
-from bt_runner.soak.resident import ResidentMemory
 
-SHORT = ["soak", "--minutes", "0.0001", "--steps", "8", "--max-growth", "1000"]
+SHORT = ["--minutes", "0.0001", "--steps", "8", "--max-growth", "1000"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +48,10 @@ def test_a_finding_ends_with_1_and_names_its_scenario_and_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_loop(self: SoakLoop, num_steps: int) -> None:
-        self.num_steps = num_steps
         raise VerificationError("something is wrong")
 
     monkeypatch.setattr(SoakLoop, "run", run_loop)
+    monkeypatch.setattr(SoakLoop, "num_steps", 8)
 
     code = run([*SHORT, "--seed", "5", "--first-scenario", "17"])
 
@@ -69,7 +69,7 @@ def test_a_soak_that_finds_too_much_stops(
 
     monkeypatch.setattr(SoakLoop, "run", run_loop)
 
-    assert run(["soak", "--minutes", "600", "--steps", "8"]) == 1
+    assert run(["--minutes", "600", "--steps", "8"]) == 1
     assert "findings     11" in capsys.readouterr().out
 
 
@@ -78,7 +78,7 @@ def test_growth_ends_with_1(
 ) -> None:
     monkeypatch.setattr(ResidentMemory, "growth_percent", 2.5)
 
-    code = run(["soak", "--minutes", "0.0001", "--steps", "3"])
+    code = run(["--minutes", "0.0001", "--steps", "3"])
 
     assert code == 1
     assert "memory       +2.50 % after the warm-up" in capsys.readouterr().out
@@ -89,6 +89,6 @@ def test_an_option_out_of_range_is_bad_input(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        run(["soak", option, "0"])
+        run([option, "0"])
     assert end.value.code == 2
     assert f"argument {option}: must be" in capsys.readouterr().err

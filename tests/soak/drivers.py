@@ -1,32 +1,33 @@
-"""Both table classes behind one step: a plan is staged, then a batch gets tables and slots."""
+"""Both table classes behind one step: edits are staged, then a batch gets tables and slots."""
 
 from __future__ import annotations
 
 import random
+from itertools import islice
 from typing import Protocol
 
 import torch
 
-from bt_runner.execution.batch import BatchArrays
-from bt_runner.execution.staging import stage_plan
-from bt_runner.scheduling.step_plan import Scheduled, StepPlan
+from bt_runner.input_batch import InputBatch
+from bt_runner.kv_cache_manager import TableEdits
+from bt_runner.scheduler import SchedulerOutput
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepTables
 
 
 class TableDriver(Protocol):
-    """One table class, driven by the scheduler's plans."""
+    """One table class, driven by the KV cache manager's edits."""
 
     @property
     def tables(self) -> MultiGroupBlockTable | StagedBlockTables:
         """The tables that are driven."""
 
-    def stage(self, plan: StepPlan) -> None:
-        """Edit the rows as a plan says."""
+    def stage(self, batch: SchedulerOutput, edits: TableEdits) -> None:
+        """Edit the rows."""
 
-    def step(self, batch: BatchArrays) -> StepTables:
+    def step(self, batch: InputBatch) -> StepTables:
         """Return the tables and slots of a batch."""
 
-    def dummy_step(self, batch: BatchArrays) -> StepTables:
+    def dummy_step(self, batch: InputBatch) -> StepTables:
         """Return the tables and slots of a batch of the same size in which nobody is."""
 
 
@@ -38,21 +39,21 @@ class StagedDriver:
         self.tables = tables
         self._draw = draw
 
-    def stage(self, plan: StepPlan) -> None:
-        """Edit the rows as a plan says."""
-        stage_plan(self.tables, plan)
+    def stage(self, batch: SchedulerOutput, edits: TableEdits) -> None:
+        """Edit the rows."""
+        edits.stage(self.tables)
 
-    def step(self, batch: BatchArrays) -> StepTables:
+    def step(self, batch: InputBatch) -> StepTables:
         """Return the tables and slots of a batch, from one call or from three."""
         if self._draw.random() < 0.7:
             return self.tables.step(batch.for_tables())
         self.tables.apply_staged_writes()
         slots = self.tables.compute_slot_mappings(
-            batch.rows, batch.query_start_loc_host, batch.positions, batch.num_tokens
+            batch.rows_host, batch.query_start_loc_host, batch.positions, batch.num_tokens
         )
-        return StepTables(self.tables.gather_block_tables(batch.rows, batch.num_reqs), slots)
+        return StepTables(self.tables.gather_block_tables(batch.rows_host, batch.num_reqs), slots)
 
-    def dummy_step(self, batch: BatchArrays) -> StepTables:
+    def dummy_step(self, batch: InputBatch) -> StepTables:
         """Return the tables and slots of a batch of padding."""
         if self._draw.random() < 0.5:
             return self.tables.step(batch.for_tables())
@@ -73,22 +74,23 @@ class BatchOrderDriver:
         self._place_of: dict[int, int] = {}
         self._num_reqs = 0
 
-    def stage(self, plan: StepPlan) -> None:
-        """Edit the rows as a plan says, and put those of its batch first."""
-        for row, group, num_blocks in plan.null_prefixes:
+    def stage(self, batch: SchedulerOutput, edits: TableEdits) -> None:
+        """Edit the rows, and put those of the batch first."""
+        for row, group, num_blocks in edits.null_prefixes:
             self.tables.null_prefix(self._place_of[row], group, num_blocks)
-        for row in plan.cleared_rows:
+        for row in edits.cleared:
             place = self._place_of.pop(row, None)
             if place is not None:
                 self.tables.clear_row(place)
                 self._row_at[place] = None
-        for part in plan.scheduled:
-            self._grow(part)
-        for place, part in enumerate(plan.scheduled):
-            self._bring(part.row, place)
-        self._num_reqs = len(plan.scheduled)
+        ids = iter(edits.block_ids.tolist())
+        for row, counts in zip(edits.rows.tolist(), edits.counts.tolist(), strict=True):
+            self._grow(row, [list(islice(ids, count)) for count in counts])
+        for place, row in enumerate(batch.rows.tolist()):
+            self._bring(row, place)
+        self._num_reqs = len(batch.rows)
 
-    def step(self, batch: BatchArrays) -> StepTables:
+    def step(self, batch: InputBatch) -> StepTables:
         """Commit, and return the tables and slots of a batch."""
         self.tables.commit(self._num_reqs)
         slots = self.tables.compute_slot_mappings(
@@ -96,7 +98,7 @@ class BatchOrderDriver:
         )
         return StepTables(self._first_rows(batch.num_reqs), slots)
 
-    def dummy_step(self, batch: BatchArrays) -> StepTables:
+    def dummy_step(self, batch: InputBatch) -> StepTables:
         """Return the tables and slots of a batch of padding; the rows come back later."""
         self.tables.commit(0)
         slots = self.tables.compute_slot_mappings(
@@ -104,14 +106,14 @@ class BatchOrderDriver:
         )
         return StepTables(self._first_rows(batch.num_reqs), slots)
 
-    def _grow(self, part: Scheduled) -> None:
-        place = self._place_of.get(part.row)
+    def _grow(self, row: int, block_ids: list[list[int]]) -> None:
+        place = self._place_of.get(row)
         if place is not None:
-            self.tables.append_row(part.new_block_ids, place)
+            self.tables.append_row(block_ids, place)
             return
         place = self._row_at.index(None)
-        self.tables.add_row(part.new_block_ids, place)
-        self._put(part.row, place)
+        self.tables.add_row(block_ids, place)
+        self._put(row, place)
 
     def _bring(self, row: int, place: int) -> None:
         old, other = self._place_of[row], self._row_at[place]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bt_runner.errors import VerificationError
-from bt_runner.scheduling.request import Request
-from bt_runner.scheduling.step_plan import Scheduled
+from bt_runner.requests import Request
+from bt_runner.scheduler import SchedulerOutput
 from bt_width import PAD_SLOT, BlockTableLayout, SlidingWindowSpec
 
 
@@ -30,16 +30,14 @@ class TokenStore:
         shape = (len(layouts), num_blocks * layout.block_size)
         self._names: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
 
-    def write(
-        self, scheduled: Sequence[Scheduled], slots: Sequence[NDArray[np.int64]], group: int
-    ) -> None:
+    def write(self, batch: SchedulerOutput, slots: Sequence[NDArray[np.int64]], group: int) -> None:
         """Write a step's tokens where ``slots`` of each rank say.
 
         Raises:
             VerificationError: A token lies on too few ranks or on too many.
         """
         names = np.concatenate(
-            [_names(part.request, part.start, part.seq_len) for part in scheduled]
+            [_names(request, start, stop) for request, start, stop in _parts(batch)]
         )
         mapped = np.stack([of_rank[: len(names)] for of_rank in slots])
         is_written = mapped != PAD_SLOT
@@ -57,17 +55,15 @@ class TokenStore:
         for rank, wrote in enumerate(is_written):
             self._names[rank, mapped[rank, wrote]] = names[wrote]
 
-    def read(
-        self, scheduled: Sequence[Scheduled], tables: Sequence[NDArray[np.int32]], group: int
-    ) -> None:
+    def read(self, batch: SchedulerOutput, tables: Sequence[NDArray[np.int32]], group: int) -> None:
         """Read every token that a step may see, through the table of each rank that keeps it.
 
         Raises:
             VerificationError: Something else lies where it is looked for.
         """
-        for row, part in enumerate(scheduled):
-            seen = slice(self._first_visible(part), part.seq_len)
-            expected = _names(part.request, seen.start, seen.stop)
+        for row, (request, start, stop) in enumerate(_parts(batch)):
+            seen = slice(self._first_visible(start, stop), stop)
+            expected = _names(request, seen.start, seen.stop)
             for rank, table in enumerate(tables):
                 blocks = table[row, self._columns[seen]].astype(np.int64)
                 slots = blocks * self._layout.kernel_block_size + self._offsets[seen]
@@ -77,22 +73,27 @@ class TokenStore:
                     position = seen.start + int(np.arange(len(expected))[is_ours][wrong.argmax()])
                     raise VerificationError(
                         f"group {group}: position {position} of request "
-                        f"{part.request.request_id} is not where rank {rank} looks for it",
+                        f"{request.request_id} is not where rank {rank} looks for it",
                         group=group,
-                        request=part.request.request_id,
+                        request=request.request_id,
                         position=position,
                         rank=rank,
                     )
 
-    def _first_visible(self, part: Scheduled) -> int:
+    def _first_visible(self, start: int, stop: int) -> int:
         layout = self._layout
         if isinstance(layout.spec, SlidingWindowSpec):
-            return max(part.start - layout.spec.window + 1, 0)
+            return max(start - layout.spec.window + 1, 0)
         if layout.slot_mode == "ring":
             # rejected drafts of the step before may have come round past this one's end
-            last_written = part.seq_len + layout.limits.num_speculative_tokens
-            return min(max(last_written - layout.block_size, 0), part.seq_len)
+            last_written = stop + layout.limits.num_speculative_tokens
+            return min(max(last_written - layout.block_size, 0), stop)
         return 0
+
+
+def _parts(batch: SchedulerOutput) -> Iterator[tuple[Request, int, int]]:
+    """Return each request of a batch, and which of its positions are computed."""
+    return zip(batch.requests, batch.starts.tolist(), batch.seq_lens.tolist(), strict=True)
 
 
 def _names(request: Request, start: int, stop: int) -> NDArray[np.int64]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-
-from bt_runner.soak import resident
-from bt_runner.soak.resident import ResidentMemory, resident_bytes
+from tests.soak import resident
+from tests.soak.resident import ResidentMemory, resident_bytes
 
 
 def _memory(monkeypatch: pytest.MonkeyPatch, samples: Iterable[int]) -> ResidentMemory:

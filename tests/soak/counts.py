@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bt_runner.execution.batch import BatchArrays
-from bt_runner.scheduling.step_plan import StepPlan
+from bt_runner.input_batch import InputBatch
+from bt_runner.scheduler import SchedulerOutput
 
 _TABLE_CLASSES = 2
 
@@ -46,13 +46,13 @@ class Counts:
     num_findings: int = 0
     num_lost_blocks: int = 0
 
-    def note_step(self, plan: StepPlan, batch: BatchArrays, num_ranks: int) -> None:
+    def note_step(self, batch: SchedulerOutput, inputs: InputBatch, num_ranks: int) -> None:
         """Count a step that was checked."""
         self.num_steps += 1
-        self.num_tokens += sum(part.num_tokens for part in plan.scheduled)
-        self.num_drafts += sum(len(part.drafts) for part in plan.scheduled)
-        self.num_preemptions += plan.num_preempted
-        self.num_padded_steps += batch.num_reqs > len(plan.scheduled)
+        self.num_tokens += int(batch.num_tokens.sum())
+        self.num_drafts += int(batch.num_drafts.sum())
+        self.num_preemptions += batch.num_preempted
+        self.num_padded_steps += inputs.num_reqs > len(batch.rows)
         self.num_checks += num_ranks * _TABLE_CLASSES
 
     def to_line(self) -> str:

@@ -1,1 +1,0 @@
-"""A planned step on the device: its inputs, its graph, its tokens."""

@@ -1,1 +1,0 @@
-"""What is computed next and which blocks it holds; nothing here knows a tensor."""
