@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import bt_builders.drafts
+import bt_builders.mamba
 import numpy as np
 import torch
 from torch import Tensor
 
-import bt_builders.mamba.builder
-import bt_builders.slot_builder
 from bt_builders import (
     AttentionBackend,
     AttentionGroup,
@@ -51,7 +51,7 @@ from bt_width import SlidingWindowSpec as Window
 BLOCK = 64
 PROMPT = 16
 SIZES = (64, 256, 1024, 4096)
-SPECS: dict[str, tuple[CacheSpec, type]] = {
+SPECS: dict[str, tuple[CacheSpec, Any]] = {
     "attention": (AttentionSpec(block_size=BLOCK), MLAMetadataBuilder),
     "window": (Window(block_size=BLOCK, window=1024), MLAMetadataBuilder),
     "states": (MambaSpec(block_size=BLOCK, mode="align"), MambaMetadataBuilder),
@@ -98,7 +98,7 @@ def carrying_nothing_out() -> Iterator[None]:
         nothing: Any = lambda *_, **__: None  # noqa: E731  # a launch that does nothing
         stack.enter_context(mock.patch.object(CpuExecutor, "step_launch", return_value=nothing))
         stack.enter_context(mock.patch.object(CpuExecutor, "copy", return_value=None))
-        for module in (bt_builders.slot_builder, bt_builders.mamba.builder):
+        for module in (bt_builders.drafts, bt_builders.mamba):
             stack.enter_context(mock.patch.object(module, "operations_for", return_value=Nothing()))
         yield
 

@@ -51,7 +51,7 @@ def test_a_finding_ends_with_1_and_names_its_scenario_and_step(
         raise VerificationError("something is wrong")
 
     monkeypatch.setattr(SoakLoop, "run", run_loop)
-    monkeypatch.setattr(SoakLoop, "num_steps", 8)
+    monkeypatch.setattr(SoakLoop, "num_steps", property(lambda _: 8))
 
     code = run([*SHORT, "--seed", "5", "--first-scenario", "17"])
 
