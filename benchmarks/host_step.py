@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import bt_builders.drafts
-import bt_builders.mamba
 import numpy as np
 import torch
 from torch import Tensor
 
+import bt_builders.drafts
+import bt_builders.mamba
 from bt_builders import (
     AttentionBackend,
     AttentionGroup,
