@@ -261,7 +261,6 @@ ADDRESSING = {"bt_tables.reference.addressing", "bt_tables.kernels.addressing"}
 
 SPLIT_ELSEWHERE = {
     "bt_runner.kv_cache_manager",
-    "bt_runner.soak.scenario",
     "bt_tables.sanitizer.kernel",
 }
 """Modules that still calculate by themselves; none may be added."""
