@@ -145,9 +145,9 @@ def _second_turn(
     engine: Engine, requests: Sequence[Request], max_new_tokens: int
 ) -> tuple[int, list[int]] | None:
     """Return whose conversation goes on, and its tokens: a long one that ended lately."""
-    room = engine.layouts[0].limits.max_model_len - len(_ANSWER) - max_new_tokens
+    longest, further = engine.layouts[0].limits.max_model_len, len(_ANSWER) + max_new_tokens
     late = range(max(len(requests) - _LATE, 0), len(requests))
-    fitting = [index for index in late if requests[index].num_tokens <= room]
+    fitting = [index for index in late if requests[index].num_tokens + further <= longest]
     if not fitting:
         return None
     first = max(fitting, key=lambda index: requests[index].num_tokens)
