@@ -128,3 +128,10 @@ def test_a_workspace_too_small_for_contexts_is_refused_with_the_value_that_would
 
     with pytest.raises(InvalidSpecError, match=r"MLAOptions\.workspace_tokens .* at least 200"):
         MLAMetadataBuilder.configured(MLAOptions(workspace_tokens=128))(layout, "cpu")
+
+
+def test_a_context_fits_only_with_its_last_round() -> None:
+    """5 tokens are two rounds of four, which a workspace of 6 does not hold."""
+    chunks = pack_contexts([5], 6, unit=4, turn=4)
+
+    assert [[span.length for span in chunk] for chunk in chunks] == [[4], [1]]

@@ -123,3 +123,17 @@ def test_without_rebind_lost_memory_shows() -> None:
     mla._draft_starts.fill_(0x7F7F7F7F)
 
     assert build_all(setup) != expected
+
+
+def test_rows_that_memory_filled_behind_their_counts_are_null_again() -> None:
+    """Counts came back as 0 and ids did not: the next step would clear nothing."""
+    setup = init()
+    expected = build_all(setup)
+    for ubatch in range(2):
+        builder = setup.groups[0].builder(FLAT, ubatch=ubatch)
+        builder._rows.buffers.table.fill_(0x7F7F7F7F)
+        builder._rows.buffers.num_live.zero_()
+
+    setup.rebind()
+
+    assert build_all(setup) == expected
