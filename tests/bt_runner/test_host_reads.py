@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.step import ModelStep
 from bt_runner.sampler import Sampler, Sampling
+from bt_tables.devices import CpuExecutor
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount"}
 
@@ -96,3 +97,26 @@ def test_a_read_is_seen(read: Callable[[torch.Tensor], object]) -> None:
     """The test above can fail."""
     with NoHostReads(), pytest.raises(RuntimeError, match="reads the device"):
         read(torch.tensor([1, 2]))
+
+
+def test_a_step_makes_two_copies_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables' packet and the packed input batch, while all requests decode."""
+    num_packets = 0
+    copy = CpuExecutor.copy
+
+    def noted(self: CpuExecutor, destination: torch.Tensor, source: torch.Tensor) -> None:
+        nonlocal num_packets
+        num_packets += 1
+        copy(self, destination, source)
+
+    monkeypatch.setattr(CpuExecutor, "copy", noted)
+    traffic = greedy_traffic(3, (9, 4, 3), max_new_tokens=30)
+    engine = tiny_engine(tiny_limits(max_num_batched_tokens=96))
+    for prompt, params in zip(traffic.prompts, traffic.params, strict=True):
+        engine.add_request(prompt, params)
+    engine.step()
+    steps, packets, inputs = engine.num_steps, num_packets, engine._runner.inputs.num_copies
+    for _ in range(20):
+        engine.step()
+    assert engine.num_steps - steps == num_packets - packets == 20
+    assert engine._runner.inputs.num_copies - inputs == 20
