@@ -259,19 +259,12 @@ ADDRESSING = {"bt_tables.reference.addressing", "bt_tables.kernels.addressing"}
 """The one vectorised reference and the one device function of each address calculation."""
 
 
-SPLIT_ELSEWHERE = {
-    "bt_runner.kv_cache_manager",
-    "bt_tables.sanitizer.kernel",
-}
-"""Modules that still calculate by themselves; none may be added."""
-
-
 @pytest.mark.parametrize("package", PACKAGES[1:])
 def test_only_the_addressing_modules_calculate_with_the_split_over_ranks(package: str) -> None:
     """One pure function in bt-width, one reference and one device function stand for all."""
     found = {module.name: split_arithmetic(module.tree) for module in modules(package)}
 
-    assert {name for name, lines in found.items() if lines} <= ADDRESSING | SPLIT_ELSEWHERE
+    assert {name for name, lines in found.items() if lines} <= ADDRESSING
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class GroupBlocks:
         # a column for every so many tokens, and some that do not depend on the tokens
         self._span = addressing.tokens_per_state_column
         if addressing.advances:
-            self._span = addressing.block_size * addressing.shards
+            self._span = layout.tokens_per_block
         self._num_extra = max(addressing.states_per_step - 1, 0)
         # leading columns die behind the last tokens that a step reads: a window, or one state
         self._visible = 1 if self._keeps_states else addressing.visible_tokens
@@ -262,9 +262,6 @@ class KVCacheManager:
         # by row: tokens whose blocks can be found, and how many more tokens make another one so
         self._num_findable: Ints = np.zeros(max_num_reqs, np.int64)
         self._next_findable: Ints = np.zeros(max_num_reqs, np.int64)
-        # accepted drafts may end a block in a column of their own
-        drafts = layouts[0].limits.num_speculative_tokens
-        self._decoded_states: KeptStates = "none" if drafts else "every"
         self._requests: dict[int, Request] = {}
         self._hashed: dict[int, tuple[PrefixHashes, ReadTokens]] = {}
         self._hits: dict[int, int] = {}
@@ -376,7 +373,7 @@ class KVCacheManager:
         rows = rows[places]
         known = np.minimum(num_computed[places], num_tokens[rows])
         filled = [
-            self._filled(row, end, "last" if is_chunk else self._decoded_states)
+            self._filled(row, end, "last" if is_chunk else "every")
             for row, end, is_chunk in zip(
                 rows.tolist(), known.tolist(), is_prefilling[places].tolist(), strict=True
             )

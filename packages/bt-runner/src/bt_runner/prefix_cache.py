@@ -34,7 +34,7 @@ from bt_width.layout import MAX_POSITION
 
 _NUM_TOKENS_BYTES = 8
 
-KeptStates: TypeAlias = Literal["every", "last", "none"]
+KeptStates: TypeAlias = Literal["every", "last"]
 ReadTokens: TypeAlias = Callable[[int, int], npt.NDArray[np.integer]]
 """Returns a request's tokens from one position up to another."""
 
@@ -139,7 +139,7 @@ class Filled(NamedTuple):
         end: Tokens that are known and whose state is computed for good by the steps
             launched so far; rejected drafts are not among them.
         states: Which of those tokens left their state in the column where it is looked
-            for: "every" one, in decode steps; the "last", in a chunk; "none", with drafts.
+            for: "every" one, in decode steps; the "last", in a chunk.
     """
 
     row: int
@@ -203,8 +203,7 @@ class _Group:
         if not self.keeps_states or states == "every":
             return blocks
         # the state of a boundary that a chunk passed was never written anywhere
-        ends_block = states == "last" and end % self.tokens_per_block == 0
-        return blocks[-1:] if ends_block else range(0)
+        return blocks[-1:] if end % self.tokens_per_block == 0 else range(0)
 
     def _last_missing(self, hashes: PrefixHashes, num_tokens: int) -> int | None:
         for block in reversed(self._needed(num_tokens)):

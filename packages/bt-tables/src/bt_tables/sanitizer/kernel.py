@@ -84,9 +84,9 @@ NUM_BLOCKS = _field("num_blocks")
 WIDTH = _field("width")
 SPLIT = _field("kernel_blocks_per_block")
 KERNEL_BLOCK_SIZE = _field("kernel_block_size")
-SHARDS = _field("shards")
-INTERLEAVE = _field("interleave")
-RANK = _field("rank")
+SHARDS_AT = _field("shards")
+INTERLEAVE_AT = _field("interleave")
+RANK_AT = _field("rank")
 ADVANCES = _field("advances")
 SLOT_BLOCKS = _field("slot_blocks")
 VISIBLE_TOKENS = _field("visible_tokens")
@@ -446,8 +446,8 @@ def _reach(group_ptr: tl.tensor, computed: tl.tensor, length: tl.tensor) -> tl.t
         write_to = write_from + (length > computed) * tl.load(group_ptr + STATES_PER_STEP)
     else:
         size = tl.load(group_ptr + KERNEL_BLOCK_SIZE)
-        shards, interleave = tl.load(group_ptr + SHARDS), tl.load(group_ptr + INTERLEAVE)
-        rank = tl.load(group_ptr + RANK)
+        shards, interleave = tl.load(group_ptr + SHARDS_AT), tl.load(group_ptr + INTERLEAVE_AT)
+        rank = tl.load(group_ptr + RANK_AT)
         before = local_length(computed, shards, rank, interleave)
         after = local_length(length, shards, rank, interleave)
         read_to = (after + size - 1) // size
@@ -532,8 +532,8 @@ def check_tokens(
     position = tl.where(is_placed, position, 0)
 
     size = tl.load(group_ptr + KERNEL_BLOCK_SIZE)
-    shards, interleave = tl.load(group_ptr + SHARDS), tl.load(group_ptr + INTERLEAVE)
-    is_ours, local = locate_local(position, shards, tl.load(group_ptr + RANK), interleave)
+    shards, interleave = tl.load(group_ptr + SHARDS_AT), tl.load(group_ptr + INTERLEAVE_AT)
+    is_ours, local = locate_local(position, shards, tl.load(group_ptr + RANK_AT), interleave)
     # a ring comes round in its one block
     local = tl.where(tl.load(group_ptr + ADVANCES) == 0, position % size, local)
     column, offset = local // size, local % size
