@@ -241,15 +241,19 @@ def test_a_circle_is_seen(tmp_path: Path, edits: str, closed: bool) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES[1:])
-def test_a3_only_bt_width_makes_a_width(package: str) -> None:
+def test_only_bt_width_makes_a_width(package: str) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/50302"""
     made = {module.name: made_widths(module.tree) for module in modules(package)}
 
     assert {name: lines for name, lines in made.items() if lines} == {}
 
 
 @pytest.mark.parametrize("package", PACKAGES[1:])
-def test_a3_only_bt_width_calculates_with_the_length_limit(package: str) -> None:
-    """Five crash reports had one cause: a second formula beside the first."""
+def test_only_bt_width_calculates_with_the_length_limit(package: str) -> None:
+    """Five crash reports had one cause: a second formula beside the first.
+
+    Reported as https://github.com/vllm-project/vllm/pull/50302
+    """
     found = {module.name: length_arithmetic(module.tree) for module in modules(package)}
 
     assert {name: lines for name, lines in found.items() if lines} == {}

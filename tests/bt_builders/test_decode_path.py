@@ -120,8 +120,12 @@ def decode_batch(layout: BlockTableLayout, draw: random.Random, query_len: int) 
 
 @pytest.mark.parametrize("query_len", [1, 1 + NUM_DRAFTS], ids=["plain", "drafts"])
 @BUILDERS
-def test_h7_outputs_keep_their_addresses(spec: CacheSpec, make: Make, query_len: int) -> None:
-    """Dummy, small and full batches of one padded shape: a graph sees the same tensors."""
+def test_outputs_keep_their_addresses(spec: CacheSpec, make: Make, query_len: int) -> None:
+    """Dummy, small and full batches of one padded shape: a graph sees the same tensors.
+
+    Reported as https://github.com/vllm-project/vllm/pull/35671
+    and https://github.com/vllm-project/vllm/pull/34903
+    """
     layout = plan_small(spec)
     builder, step = make(layout, "cpu"), Step(layout)
     draw = random.Random(0)

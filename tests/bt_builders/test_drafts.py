@@ -51,8 +51,12 @@ def plan_group(
 
 
 @pytest.mark.parametrize("rank", range(2))
-def test_d9_at_0_drafts_slots_and_lengths_are_the_tables(rank: int) -> None:
-    """Blocks of 32 split into 8s: a drafter that takes one for the other is off by blocks."""
+def test_at_0_drafts_slots_and_lengths_are_the_tables(rank: int) -> None:
+    """Blocks of 32 split into 8s: a drafter that takes one for the other is off by blocks.
+
+    Reported as https://github.com/vllm-project/vllm-ascend/pull/7019
+    and https://github.com/InternLM/lmdeploy/pull/4421
+    """
     layout = plan_group(AttentionSpec(block_size=32), kernel_block_size=8, size=2, rank=rank)
     builder = MLAMetadataBuilder(layout, "cpu")
     requests = random_decodes(random.Random(rank), layout, [1, 1, 1, 1])
@@ -70,7 +74,10 @@ def test_d9_at_0_drafts_slots_and_lengths_are_the_tables(rank: int) -> None:
             assert torch.equal(ours, theirs), field.name
 
 
-def test_d9_at_0_drafts_the_indexer_says_what_its_build_says() -> None:
+def test_at_0_drafts_the_indexer_says_what_its_build_says() -> None:
+    """Reported as https://github.com/vllm-project/vllm-ascend/pull/7019
+    and https://github.com/InternLM/lmdeploy/pull/4421
+    """
     layout = plan_group(AttentionSpec(block_size=32, tokens_per_state=4), kernel_block_size=8)
     builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
     common = make_batch(layout, random_decodes(random.Random(1), layout, [1, 1, 1]))
@@ -130,8 +137,12 @@ def test_past_the_longest_request_the_length_stays_and_no_slot_is_written() -> N
 
 
 @pytest.mark.parametrize("length", [33, 40, 2**31 - 1])
-def test_f1_field_3_4_a_position_past_the_row_reads_no_neighbour(length: int) -> None:
-    """A row of two columns, and a length that is wrong: no slot, never the next row's."""
+def test_a_position_past_the_row_reads_no_neighbour(length: int) -> None:
+    """A row of two columns, and a length that is wrong: no slot, never the next row's.
+
+    Reported as https://github.com/vllm-project/vllm/issues/53982
+    and https://github.com/vllm-project/vllm/pull/54296
+    """
     addressing, ratio = rows(2, 16, 1, 1, 0, 1, 2**31 - 1)
     drafts = DraftRows(
         int32([length - 1, 16]), int32([0, 0]), torch.zeros(2).long(), torch.zeros(2).long()
@@ -143,8 +154,11 @@ def test_f1_field_3_4_a_position_past_the_row_reads_no_neighbour(length: int) ->
     assert drafts.slot_mapping.tolist() == [PAD_SLOT, 10 * 16]
 
 
-def test_c4_padding_rows_stay_empty() -> None:
-    """A dummy draft step names no real slot, however often it moves on."""
+def test_padding_rows_stay_empty() -> None:
+    """A dummy draft step names no real slot, however often it moves on.
+
+    Reported as https://github.com/vllm-project/vllm/pull/56734
+    """
     layout = plan_group(AttentionSpec(block_size=16))
     builder = MLAMetadataBuilder(layout, "cpu")
     common = make_batch(layout, [Request(20, 1)], num_reqs=3, num_tokens=3)
@@ -167,8 +181,11 @@ def test_a_null_column_gives_no_slot() -> None:
     assert builder.advance_drafts(common.block_table).slot_mapping.tolist() == [PAD_SLOT]
 
 
-def test_f6_one_token_a_request_is_not_the_targets_layout() -> None:
-    """A verify step's four tokens a request say nothing about the draft's rows [0, 1, 2]."""
+def test_one_token_a_request_is_not_the_targets_layout() -> None:
+    """A verify step's four tokens a request say nothing about the draft's rows [0, 1, 2].
+
+    Reported as https://github.com/NVIDIA/TensorRT-LLM/pull/16925
+    """
     layout = plan_group(AttentionSpec(block_size=16))
     builder = MLAMetadataBuilder(layout, "cpu")
     common = make_batch(layout, [Request(20, 4), Request(30, 4), Request(40, 4)])
@@ -181,8 +198,13 @@ def test_f6_one_token_a_request_is_not_the_targets_layout() -> None:
 
 
 @pytest.mark.parametrize("rank", range(8))
-def test_e6_field_3_6_a_replicated_group_has_every_slot_on_every_rank(rank: int) -> None:
-    """A sharded group has each of them on exactly one rank."""
+def test_a_replicated_group_has_every_slot_on_every_rank(rank: int) -> None:
+    """A sharded group has each of them on exactly one rank.
+
+    Reported as https://github.com/vllm-project/vllm-ascend/issues/14320
+    and https://github.com/vllm-project/vllm-ascend/pull/14402
+    and https://github.com/vllm-project/vllm-ascend/pull/16327
+    """
     lens = int32([20, 33, 47])
     slots = {}
     specs: dict[str, AttentionSpec | SlidingWindowSpec] = {

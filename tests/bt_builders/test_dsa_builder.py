@@ -25,8 +25,11 @@ def make_builder(layout: BlockTableLayout) -> DSAIndexerMetadataBuilder:
 
 
 @pytest.mark.parametrize("off_by", [-1, 1, 128])
-def test_a11_a_width_that_is_not_the_layouts_is_refused_at_once(off_by: int) -> None:
-    """The failure is in the constructor, whatever batches come: none is needed to see it."""
+def test_a_width_that_is_not_the_layouts_is_refused_at_once(off_by: int) -> None:
+    """The failure is in the constructor, whatever batches come: none is needed to see it.
+
+    Reported as https://github.com/vllm-project/vllm/issues/44827
+    """
     layout = plan(AttentionSpec(block_size=16), 200)
 
     with pytest.raises(WidthMismatchError, match="is not the layout's") as caught:
@@ -45,8 +48,11 @@ def test_a_group_that_keeps_no_token_is_refused(spec: MambaSpec | RingSpec) -> N
 
 
 @pytest.mark.parametrize("max_model_len", [230_000, 300_000, 325_000, 350_000])
-def test_a2_the_builders_width_is_the_tables(max_model_len: int) -> None:
-    """Odd block counts: an aligned table and an unaligned buffer differed by one column."""
+def test_the_builders_width_is_the_tables(max_model_len: int) -> None:
+    """Odd block counts: an aligned table and an unaligned buffer differed by one column.
+
+    Reported as https://github.com/vllm-project/vllm/issues/46074
+    """
     layout = plan(AttentionSpec(block_size=64), max_model_len)
     builder = make_builder(layout)
 

@@ -67,8 +67,11 @@ def build(
     return make_builder(layout, options).build(make_batch(layout, requests))
 
 
-def test_f3_each_token_has_its_own_length() -> None:
-    """[100, 65, 64] with 4, 1 and 3 tokens: the last token sees all, the one before it one less."""
+def test_each_token_has_its_own_length() -> None:
+    """[100, 65, 64] with 4, 1 and 3 tokens: the last token sees all, the one before it one less.
+
+    Reported as https://github.com/wtdcode/vllm-backport/pull/49
+    """
     layout = plan_indexer()
 
     decode = build(layout, [Request(100, 4), Request(65, 1), Request(64, 3)]).decode
@@ -76,8 +79,11 @@ def test_f3_each_token_has_its_own_length() -> None:
     assert decode.seq_lens.flatten().tolist() == [97, 98, 99, 100, 65, 62, 63, 64]
 
 
-def test_f3_padding_rows_have_length_0_and_a_null_row() -> None:
-    """118 requests and 128 decode tokens: ten rows look like nothing, not like a request."""
+def test_padding_rows_have_length_0_and_a_null_row() -> None:
+    """118 requests and 128 decode tokens: ten rows look like nothing, not like a request.
+
+    Reported as https://github.com/wtdcode/vllm-backport/pull/49
+    """
     limits = serving_limits(300, max_num_reqs=128, max_num_batched_tokens=256)
     layout = BlockTableLayout.plan(AttentionSpec(block_size=16), limits)
     requests = [Request(200 + index % 7, 1) for index in range(118)]
@@ -150,8 +156,13 @@ def test_all_forms_see_what_each_token_may_see(
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 64, 256])
-def test_d10_lengths_and_rows_agree_at_every_block_size(block_size: int) -> None:
-    """A block of one token hides a token taken for a block; larger ones do not."""
+def test_lengths_and_rows_agree_at_every_block_size(block_size: int) -> None:
+    """A block of one token hides a token taken for a block; larger ones do not.
+
+    Reported as https://github.com/ROCm/aiter/pull/4440
+    and https://github.com/sgl-project/sglang/pull/38187
+    and https://github.com/sgl-project/sglang/pull/31218
+    """
     layout = plan_indexer(block_size=block_size, max_model_len=600)
     requests = random_decodes(random.Random(block_size), layout, [2, 1, 4])
     metadata = build(layout, requests)
@@ -228,8 +239,11 @@ def test_many_batches_leave_no_tail() -> None:
             assert torch.equal(table, live)
 
 
-def test_a8_neither_form_truncates_or_mixes_rows() -> None:
-    """A table twice as wide is refused for uniform and for ragged batches; buffers stay."""
+def test_neither_form_truncates_or_mixes_rows() -> None:
+    """A table twice as wide is refused for uniform and for ragged batches; buffers stay.
+
+    Reported as https://github.com/vllm-project/vllm/pull/48404
+    """
     layout = plan_indexer()
     builder = make_builder(layout)
     rows = builder._rows.buffers
@@ -256,8 +270,12 @@ def test_field_3_7_a_copy_never_trusts_the_wrong_width(columns: int) -> None:
 
 
 @pytest.mark.parametrize("num_drafts", range(6))
-def test_e10_decode_buffers_take_their_rows_from_one_function(num_drafts: int) -> None:
-    """T 80, R 12, k drafts: buffers hold 80 + 48 tokens, and the step's limit is exact."""
+def test_decode_buffers_take_their_rows_from_one_function(num_drafts: int) -> None:
+    """T 80, R 12, k drafts: buffers hold 80 + 48 tokens, and the step's limit is exact.
+
+    Reported as https://github.com/vllm-project/vllm-ascend/issues/13710
+    and https://github.com/vllm-project/vllm-ascend/pull/14024
+    """
     limits = serving_limits(
         256, max_num_reqs=12, max_num_batched_tokens=128, num_speculative_tokens=num_drafts
     )
@@ -288,8 +306,14 @@ def test_an_empty_batch_has_no_rows() -> None:
     assert metadata.prefill == ()
 
 
-def test_a18_a_verify_step_at_the_wall_fits_with_lookahead() -> None:
-    """Drafts past the longest request have columns where they were planned for."""
+def test_a_verify_step_at_the_wall_fits_with_lookahead() -> None:
+    """Drafts past the longest request have columns where they were planned for.
+
+    Reported as https://github.com/sgl-project/sglang/pull/19016
+    and https://github.com/sgl-project/sglang/pull/19641
+    and https://github.com/sgl-project/sglang/pull/29665
+    and https://github.com/sgl-project/sglang/pull/35985
+    """
     limits = serving_limits(
         64, max_num_reqs=2, max_num_batched_tokens=8, num_speculative_tokens=2, lookahead_tokens=2
     )
@@ -302,8 +326,14 @@ def test_a18_a_verify_step_at_the_wall_fits_with_lookahead() -> None:
     assert decode.block_table[2].tolist() == list(range(1, 67))
 
 
-def test_a18_a_length_past_the_row_is_clamped_and_never_written() -> None:
-    """Without lookahead, what lies past the row is not copied, whatever the length says."""
+def test_a_length_past_the_row_is_clamped_and_never_written() -> None:
+    """Without lookahead, what lies past the row is not copied, whatever the length says.
+
+    Reported as https://github.com/sgl-project/sglang/pull/19016
+    and https://github.com/sgl-project/sglang/pull/19641
+    and https://github.com/sgl-project/sglang/pull/29665
+    and https://github.com/sgl-project/sglang/pull/35985
+    """
     layout = plan_indexer(max_model_len=64)
     common = make_batch(layout, [Request(64, 2), Request(20, 1)])
     builder = make_builder(layout)
@@ -316,8 +346,12 @@ def test_a18_a_length_past_the_row_is_clamped_and_never_written() -> None:
     assert whole[0].tolist() == whole[1].tolist() == common.block_table[0].tolist()
 
 
-def test_c10_a_padded_batch_after_a_larger_one_equals_a_fresh_one() -> None:
-    """Batch 3 padded to 4 rows, after batch 4: row 3 has no table, no length, no slot."""
+def test_a_padded_batch_after_a_larger_one_equals_a_fresh_one() -> None:
+    """Batch 3 padded to 4 rows, after batch 4: row 3 has no table, no length, no slot.
+
+    Reported as https://github.com/local-inference-lab/vllm/issues/621
+    and https://github.com/sgl-project/sglang/pull/10892
+    """
     layout = plan_indexer()
     used, fresh = make_builder(layout), make_builder(layout)
     used.build(make_batch(layout, [Request(90 + n, 4) for n in range(4)]))

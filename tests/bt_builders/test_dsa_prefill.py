@@ -211,8 +211,13 @@ def test_starts_that_differ_on_the_device_stay_within_each_chunk(starts: list[in
         assert ((requests >= 0) & (requests < chunk.num_reqs)).all()
 
 
-def test_f7_rows_lengths_and_tokens_keep_the_order_of_the_batch() -> None:
-    """[decode, decode, context]: each part's row i belongs to its request i."""
+def test_rows_lengths_and_tokens_keep_the_order_of_the_batch() -> None:
+    """[decode, decode, context]: each part's row i belongs to its request i.
+
+    Reported as https://github.com/NVIDIA/TensorRT-LLM/pull/12657
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/18259
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/13124
+    """
     layout = plan_indexer()
     requests = [Request(30, 1), Request(70, 1), prompt(50, 20), prompt(40, 40)]
 
@@ -227,8 +232,13 @@ def test_f7_rows_lengths_and_tokens_keep_the_order_of_the_batch() -> None:
     assert chunk.cu_seq_lens.tolist() == [0, 50, 90]
 
 
-def test_f7_a_decode_behind_a_prompt_is_scored_as_a_chunk() -> None:
-    """[context, decode, decode]: nothing is reordered, and every token sees its own."""
+def test_a_decode_behind_a_prompt_is_scored_as_a_chunk() -> None:
+    """[context, decode, decode]: nothing is reordered, and every token sees its own.
+
+    Reported as https://github.com/NVIDIA/TensorRT-LLM/pull/12657
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/18259
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/13124
+    """
     layout = plan_indexer()
     requests = [prompt(50, 20), Request(30, 1), Request(70, 1)]
 
@@ -278,8 +288,11 @@ def test_padding_rows_behind_prompts_are_no_requests() -> None:
 
 
 @pytest.mark.parametrize("ratio", [2, 4, 8])
-def test_d5_pages_count_states_not_tokens(ratio: int) -> None:
-    """A block of 256 tokens at 4 a state is a page of 64 rows; page 3 is 3 x 64 rows in."""
+def test_pages_count_states_not_tokens(ratio: int) -> None:
+    """A block of 256 tokens at 4 a state is a page of 64 rows; page 3 is 3 x 64 rows in.
+
+    Reported as https://github.com/NVIDIA/TensorRT-LLM/pull/16219
+    """
     limits = serving_limits(1024, max_num_batched_tokens=64)
     layout = BlockTableLayout.plan(AttentionSpec(block_size=256, tokens_per_state=ratio), limits)
     builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
@@ -291,8 +304,11 @@ def test_d5_pages_count_states_not_tokens(ratio: int) -> None:
     assert slots[0] == 3 * metadata.states_per_kernel_block
 
 
-def test_d5_a_member_of_a_shared_table_names_its_own_states() -> None:
-    """Two caches of one group differ in states; the builder never takes the other's."""
+def test_a_member_of_a_shared_table_names_its_own_states() -> None:
+    """Two caches of one group differ in states; the builder never takes the other's.
+
+    Reported as https://github.com/NVIDIA/TensorRT-LLM/pull/16219
+    """
     spec = UniformSpec(
         members={
             "mla": AttentionSpec(block_size=64),
@@ -311,8 +327,12 @@ def test_d5_a_member_of_a_shared_table_names_its_own_states() -> None:
         DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
 
 
-def test_d1_ids_and_page_size_come_in_one_unit() -> None:
-    """A block of 128 split into 64s: the metadata's page times the width is the capacity."""
+def test_ids_and_page_size_come_in_one_unit() -> None:
+    """A block of 128 split into 64s: the metadata's page times the width is the capacity.
+
+    Reported as https://github.com/vllm-project/vllm/pull/27753
+    and https://github.com/vllm-project/vllm/pull/27547
+    """
     limits = serving_limits(1000, max_num_batched_tokens=64)
     layout = BlockTableLayout.plan(AttentionSpec(block_size=128), limits, 64)
     builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)

@@ -54,8 +54,14 @@ def build_states(layout: BlockTableLayout, requests: list[Request]) -> MambaStat
     [(1, 0), (640, 0), (641, 1), (1280, 1), (1281, 2), (3360, 5)],
     ids=str,
 )
-def test_b6_the_column_read_follows_the_groups_own_block(computed: int, column: int) -> None:
-    """3,360 computed tokens and blocks of 640: column 5, not 20 of some other group's 160."""
+def test_the_column_read_follows_the_groups_own_block(computed: int, column: int) -> None:
+    """3,360 computed tokens and blocks of 640: column 5, not 20 of some other group's 160.
+
+    Reported as https://github.com/vllm-project/vllm/pull/53398
+    and https://github.com/vllm-project/vllm/issues/55600
+    and https://github.com/vllm-project/vllm/issues/53142
+    and https://github.com/wtdcode/vllm-backport/pull/77
+    """
     layout = plan_mamba(block_size=640, max_model_len=5000)
 
     states = build_states(layout, [Request(computed + 1, 1)])
@@ -68,7 +74,12 @@ def test_b6_the_column_read_follows_the_groups_own_block(computed: int, column: 
     [(100_096, 2176, 45), (11_520, 1152, 9), (7169, 7168, 1)],
     ids=str,
 )
-def test_b6_columns_of_the_reports(computed: int, block_size: int, column: int) -> None:
+def test_columns_of_the_reports(computed: int, block_size: int, column: int) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/53398
+    and https://github.com/vllm-project/vllm/issues/55600
+    and https://github.com/vllm-project/vllm/issues/53142
+    and https://github.com/wtdcode/vllm-backport/pull/77
+    """
     layout = plan_mamba(block_size=block_size, max_model_len=262_144)
 
     states = build_states(layout, [Request(computed + 1, 1)])
@@ -76,8 +87,14 @@ def test_b6_columns_of_the_reports(computed: int, block_size: int, column: int) 
     assert states.source_ids.tolist() == [1 + column]
 
 
-def test_b6_a_column_past_the_width_raises_on_the_host() -> None:
-    """The longest request that fits writes its last column; one more token is refused."""
+def test_a_column_past_the_width_raises_on_the_host() -> None:
+    """The longest request that fits writes its last column; one more token is refused.
+
+    Reported as https://github.com/vllm-project/vllm/pull/53398
+    and https://github.com/vllm-project/vllm/issues/55600
+    and https://github.com/vllm-project/vllm/issues/53142
+    and https://github.com/wtdcode/vllm-backport/pull/77
+    """
     layout = plan_mamba(block_size=16, max_model_len=64, num_drafts=1)
     builder = MambaMetadataBuilder(layout, "cpu")
     common = make_batch(layout, [Request(64, 1)])
@@ -100,8 +117,11 @@ def test_a_length_past_the_row_stays_in_its_last_column() -> None:
     assert states.state_ids.tolist()[0] == common.block_table[0, -1:].tolist()
 
 
-def test_b1_a_replicated_state_is_not_divided_by_the_ranks() -> None:
-    """257 tokens at 16 a block need 17 columns on each of two ranks."""
+def test_a_replicated_state_is_not_divided_by_the_ranks() -> None:
+    """257 tokens at 16 a block need 17 columns on each of two ranks.
+
+    Reported as https://github.com/vllm-project/vllm/pull/50287
+    """
     layout = plan_mamba(max_model_len=512, size=2)
 
     states = build_states(layout, [Request(257, 1), Request(5, 1)])
@@ -168,8 +188,15 @@ def test_states_equal_the_plain_reference(mode: Literal["none", "align"], seed: 
         assert states.num_accepted_tokens[index] == (request.num_accepted if read == write else 1)
 
 
-def test_c1_padding_rows_hold_the_null_state_or_minus_1() -> None:
-    """The table pads with 0; -1 is a translation for kernels that want it, in states only."""
+def test_padding_rows_hold_the_null_state_or_minus_1() -> None:
+    """The table pads with 0; -1 is a translation for kernels that want it, in states only.
+
+    Reported as https://github.com/vllm-project/vllm/pull/35431
+    and https://github.com/vllm-project/vllm/pull/39064
+    and https://github.com/vllm-project/vllm/pull/33937
+    and https://github.com/vllm-project/vllm-gaudi/pull/951
+    and https://github.com/ovg-project/kvcached/pull/398
+    """
     layout = plan_mamba(num_drafts=1)
     common = make_batch(layout, [Request(17, 1)], num_reqs=3, num_tokens=3)
     for pad in (NULL_BLOCK, -1):
@@ -183,8 +210,11 @@ def test_c1_padding_rows_hold_the_null_state_or_minus_1() -> None:
         assert (common.block_table[1:] == NULL_BLOCK).all()
 
 
-def test_c2_a_dummy_batch_of_cleared_rows_has_the_null_state() -> None:
-    """A finished request's id must not be the state of a rank without work."""
+def test_a_dummy_batch_of_cleared_rows_has_the_null_state() -> None:
+    """A finished request's id must not be the state of a rank without work.
+
+    Reported as https://github.com/vllm-project/vllm/pull/37728
+    """
     layout = plan_mamba()
     builder = MambaMetadataBuilder(layout, "cpu")
     builder.build(make_batch(layout, [Request(9, 1, (7,))]))

@@ -145,7 +145,10 @@ def test_every_number_of_requests_is_cut_in_its_parts(num_decodes: int, num_pref
     assert prefill.context_lens.tolist() == [23, 22, 21][:num_prefills]
 
 
-def test_c10_padding_rows_see_nothing() -> None:
+def test_padding_rows_see_nothing() -> None:
+    """Reported as https://github.com/local-inference-lab/vllm/issues/621
+    and https://github.com/sgl-project/sglang/pull/10892
+    """
     layout = plan_mla()
     builder = MLAMetadataBuilder(layout, "cpu")
     builder.build(make_batch(layout, [Request(90, 4)] * 4))

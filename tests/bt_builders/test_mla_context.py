@@ -40,8 +40,11 @@ def context_chunks(
     return builder.build(make_batch(layout, requests)).prefill.context_chunks
 
 
-def test_e8_chunks_end_at_whole_blocks_of_all_ranks() -> None:
-    """Blocks of 128 on 4 ranks, interleave 128: 1000 tokens are 512 + 488, not 128s."""
+def test_chunks_end_at_whole_blocks_of_all_ranks() -> None:
+    """Blocks of 128 on 4 ranks, interleave 128: 1000 tokens are 512 + 488, not 128s.
+
+    Reported as https://github.com/vllm-project/vllm-ascend/pull/5767
+    """
     layout = plan_mla(block_size=128, size=4, interleave=128)
 
     chunks = context_chunks(layout, [Request(1010, 10, is_prefilling=True)], 600)

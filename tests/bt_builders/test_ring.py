@@ -18,8 +18,12 @@ def plan_ring(max_model_len: int = 1_000_000, *, size: int = 1, rank: int = 0) -
     return BlockTableLayout.plan(RingSpec(block_size=4), limits)
 
 
-def test_f2_slots_of_a_ring_stay_in_its_own_block() -> None:
-    """Block 13, positions 1388..1391: 52, 53, 54, 55. A generic kernel left them unwritten."""
+def test_slots_of_a_ring_stay_in_its_own_block() -> None:
+    """Block 13, positions 1388..1391: 52, 53, 54, 55. A generic kernel left them unwritten.
+
+    Reported as https://github.com/vllm-project/vllm/pull/57317
+    and https://github.com/vllm-project/vllm/pull/53906
+    """
     layout = plan_ring()
     common = make_batch(layout, [Request(1392, 4, (13,))])
 
@@ -28,8 +32,12 @@ def test_f2_slots_of_a_ring_stay_in_its_own_block() -> None:
     assert metadata.slot_mapping.tolist() == [52, 53, 54, 55]
 
 
-def test_f2_field_3_4_a_long_prompt_never_leaves_the_ring() -> None:
-    """500,000 tokens: a column of a growing row would be 125,000 columns past the ring's one."""
+def test_a_long_prompt_never_leaves_the_ring() -> None:
+    """500,000 tokens: a column of a growing row would be 125,000 columns past the ring's one.
+
+    Reported as https://github.com/vllm-project/vllm/pull/57317
+    and https://github.com/vllm-project/vllm/pull/53906
+    """
     layout = plan_ring()
     common = make_batch(layout, [Request(500_000, 200, (7,), is_prefilling=True)])
 

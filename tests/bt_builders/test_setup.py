@@ -61,14 +61,25 @@ def group(spec: CacheSpec, *backends: AttentionBackend) -> AttentionGroup:
     return AttentionGroup(name="group", spec=spec, backends=backends)
 
 
-def test_d6_all_backends_of_a_group_agree() -> None:
-    """[32, 64] and [64] is 64, not the first backend's first size."""
+def test_all_backends_of_a_group_agree() -> None:
+    """[32, 64] and [64] is 64, not the first backend's first size.
+
+    Reported as https://github.com/vllm-project/vllm/issues/48286
+    and https://github.com/vllm-project/vllm/pull/49845
+    and https://github.com/vllm-project/vllm/issues/42510
+    and https://github.com/vllm-project/vllm/issues/41339
+    """
     both = group(AttentionSpec(block_size=128), backend("a", [32, 64]), backend("b", [64]))
 
     assert prepare_kernel_block_sizes([both]) == (64,)
 
 
-def test_d6_no_common_size_names_group_backends_and_a_way_out() -> None:
+def test_no_common_size_names_group_backends_and_a_way_out() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/48286
+    and https://github.com/vllm-project/vllm/pull/49845
+    and https://github.com/vllm-project/vllm/issues/42510
+    and https://github.com/vllm-project/vllm/issues/41339
+    """
     with pytest.raises(NoCommonBlockSizeError, match="group 'group'") as caught:
         prepare_kernel_block_sizes([group(AttentionSpec(block_size=16), backend("b", [64]))])
 
@@ -93,8 +104,13 @@ def test_one_size_a_group_at_the_groups_own_place() -> None:
     assert prepare_kernel_block_sizes(groups) == (32, 7, 64)
 
 
-def test_b7_every_group_keeps_its_own_block() -> None:
-    """Blocks of 256, 64, 8 and 4: nobody's is the least of all."""
+def test_every_group_keeps_its_own_block() -> None:
+    """Blocks of 256, 64, 8 and 4: nobody's is the least of all.
+
+    Reported as https://github.com/vllm-project/vllm/issues/51163
+    and https://github.com/vllm-project/vllm-ascend/issues/14479
+    and https://github.com/LMCache/LMCache/issues/3571
+    """
     sizes = (256, 64, 8, 4)
     groups = [group(AttentionSpec(block_size=size), backend("a", [size])) for size in sizes]
 
@@ -165,8 +181,12 @@ def test_every_member_of_a_shared_table_is_aligned() -> None:
     assert [spec.token_alignment for _, spec in layout.spec.members] == [256, 256]  # type: ignore[union-attr]  # both are AttentionSpecs
 
 
-def test_a7_a_wrapper_has_the_shards_of_its_members() -> None:
-    """1,048,576 tokens on 2 ranks: 8,192 columns from the wrapper and from each member."""
+def test_a_wrapper_has_the_shards_of_its_members() -> None:
+    """1,048,576 tokens on 2 ranks: 8,192 columns from the wrapper and from each member.
+
+    Reported as https://github.com/vllm-project/vllm/issues/50825
+    and https://github.com/vllm-project/vllm/pull/50823
+    """
     member = AttentionSpec(block_size=64)
     limits = serving_limits(1_048_576, size=2)
     wrapped = group(UniformSpec(members={"mla": member, "indexer": member}), backend("a", [64]))
@@ -305,8 +325,11 @@ def test_a_micro_batch_out_of_range_is_refused_by_the_groups_name(ubatch: Any) -
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 64])
-def test_a2_the_indexers_table_is_as_wide_as_the_groups(block_size: int) -> None:
-    """Odd and even block counts, at many lengths: one width, whatever the concurrency."""
+def test_the_indexers_table_is_as_wide_as_the_groups(block_size: int) -> None:
+    """Odd and even block counts, at many lengths: one width, whatever the concurrency.
+
+    Reported as https://github.com/vllm-project/vllm/issues/46074
+    """
     draw = random.Random(block_size)
     lengths = [64 * n for n in draw.sample(range(1, 3125), 40)]
     lengths += [draw.randint(1, 200_000) for _ in range(40)]
@@ -350,8 +373,11 @@ def test_builders_refuse_what_their_table_does_not_look_like(seed: int) -> None:
 
 @pytest.mark.parametrize("rule", KERNEL_RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("max_model_len", [9_416, 131_072])
-def test_a1_every_published_rule_is_met_by_planning(rule: object, max_model_len: int) -> None:
-    """295 blocks of 32 tokens failed ``block_num % (128 / block_size)``; 296 do not."""
+def test_every_published_rule_is_met_by_planning(rule: object, max_model_len: int) -> None:
+    """295 blocks of 32 tokens failed ``block_num % (128 / block_size)``; 296 do not.
+
+    Reported as https://github.com/vllm-project/vllm/pull/39324
+    """
     from bt_builders import KernelRule
 
     assert isinstance(rule, KernelRule)
@@ -368,8 +394,11 @@ def test_a1_every_published_rule_is_met_by_planning(rule: object, max_model_len:
         assert layout.width == 296
 
 
-def test_a19_a_rule_is_checked_when_its_backend_meets_a_layout() -> None:
-    """Nothing is padded in a step: a layout planned without the need is refused at once."""
+def test_a_rule_is_checked_when_its_backend_meets_a_layout() -> None:
+    """Nothing is padded in a step: a layout planned without the need is refused at once.
+
+    Reported as https://github.com/flashinfer-ai/flashinfer/issues/3915
+    """
     layout = BlockTableLayout.plan(
         AttentionSpec(block_size=32, token_alignment=None), serving_limits(1025)
     )

@@ -52,8 +52,12 @@ def cut_requests(
     return parts
 
 
-def test_f10_a_continuation_starts_where_the_first_part_ended() -> None:
-    """24 computed tokens and 8 new ones, cut 4 / 4: the second part has 28 computed."""
+def test_a_continuation_starts_where_the_first_part_ended() -> None:
+    """24 computed tokens and 8 new ones, cut 4 / 4: the second part has 28 computed.
+
+    Reported as https://github.com/vllm-project/vllm/pull/48659
+    and https://github.com/vllm-project/vllm/pull/56031
+    """
     layout = plan(AttentionSpec(block_size=16), 200)
     common = make_batch(layout, [Request(32, 8, is_prefilling=True)])
 
@@ -66,7 +70,10 @@ def test_f10_a_continuation_starts_where_the_first_part_ended() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_f10_slices_equal_independently_built_batches(seed: int) -> None:
+def test_slices_equal_independently_built_batches(seed: int) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/48659
+    and https://github.com/vllm-project/vllm/pull/56031
+    """
     draw = random.Random(seed)
     size, rank = draw.choice([(1, 0), (2, 1)])
     layout = plan(AttentionSpec(block_size=16), 120, size=size, rank=rank)
@@ -142,8 +149,12 @@ def test_a_half_of_padding_alone_is_a_dummy_batch() -> None:
     assert second.slot_mapping.tolist() == [-1] * 4
 
 
-def test_f10_builders_of_micro_batches_share_nothing_that_changes() -> None:
-    """Both micro-batches' metadata stands at once, each with its own lengths and rows."""
+def test_builders_of_micro_batches_share_nothing_that_changes() -> None:
+    """Both micro-batches' metadata stands at once, each with its own lengths and rows.
+
+    Reported as https://github.com/vllm-project/vllm/pull/48659
+    and https://github.com/vllm-project/vllm/pull/56031
+    """
     layout = plan(AttentionSpec(block_size=16, tokens_per_state=2), 200)
     builders = create_metadata_builders(layout, [DSAIndexerMetadataBuilder], "cpu", num_ubatches=2)
     parts = split_ubatches(make_batch(layout, [Request(60, 1), Request(35, 1)]), [1])

@@ -51,8 +51,12 @@ def _traffic() -> Traffic:
 
 @pytest.mark.parametrize("mode", ["none", "align"])
 @pytest.mark.parametrize("num_drafts", [0, 2])
-def test_c10_a_padded_step_gives_the_tokens_of_an_unpadded_one(num_drafts: int, mode: str) -> None:
-    """Also after a larger batch, whose rows must not shine through."""
+def test_a_padded_step_gives_the_tokens_of_an_unpadded_one(num_drafts: int, mode: str) -> None:
+    """Also after a larger batch, whose rows must not shine through.
+
+    Reported as https://github.com/local-inference-lab/vllm/issues/621
+    and https://github.com/sgl-project/sglang/pull/10892
+    """
     traffic = _traffic()
     wanted = decode_all_densely(traffic)
     engine = tiny_engine(
@@ -64,8 +68,18 @@ def test_c10_a_padded_step_gives_the_tokens_of_an_unpadded_one(num_drafts: int, 
     assert decode(engine, traffic) == wanted
 
 
-def test_c1_c2_c10_padding_rows_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Table 0, state 0, length 0, slot -1: whatever stood there in the step before."""
+def test_padding_rows_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table 0, state 0, length 0, slot -1: whatever stood there in the step before.
+
+    Reported as https://github.com/vllm-project/vllm/pull/35431
+    and https://github.com/vllm-project/vllm/pull/39064
+    and https://github.com/vllm-project/vllm/pull/33937
+    and https://github.com/vllm-project/vllm-gaudi/pull/951
+    and https://github.com/ovg-project/kvcached/pull/398
+    and https://github.com/vllm-project/vllm/pull/37728
+    and https://github.com/local-inference-lab/vllm/issues/621
+    and https://github.com/sgl-project/sglang/pull/10892
+    """
     seen: list[int] = []
 
     def look(self: PagedModel, step: ModelStep) -> list[torch.Tensor]:
@@ -104,8 +118,12 @@ def test_the_null_blocks_stay_as_they_were() -> None:
             assert not caches[tensor.layer, tensor.name][null:].isnan().any()
 
 
-def test_h7_what_a_graph_would_capture_never_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables, slots and the builders' own buffers keep their addresses over a whole run."""
+def test_what_a_graph_would_capture_never_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables, slots and the builders' own buffers keep their addresses over a whole run.
+
+    Reported as https://github.com/vllm-project/vllm/pull/35671
+    and https://github.com/vllm-project/vllm/pull/34903
+    """
     addresses: dict[str, set[int]] = {}
 
     def note(name: str, *tensors: torch.Tensor) -> None:
@@ -151,8 +169,11 @@ def test_h7_what_a_graph_would_capture_never_moves(monkeypatch: pytest.MonkeyPat
     assert {name: len(found) for name, found in addresses.items() if len(found) > 1} == {}
 
 
-def test_a16_a_batch_above_the_largest_size_is_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs as it is."""
+def test_a_batch_above_the_largest_size_is_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs as it is.
+
+    Reported as https://github.com/GeeeekExplorer/nano-vllm/pull/258
+    """
     sizes: list[tuple[int, int]] = []
     step = StagedBlockTables.step
 

@@ -69,16 +69,25 @@ def _count_preemptions(engine: Engine, traffic: Traffic) -> int:
     return sum(request.num_preemptions for request in requests)
 
 
-def test_g2_a_resumed_request_holds_only_its_new_blocks() -> None:
-    """Its row is replaced, not extended: the tail of the old one belongs to others."""
+def test_a_resumed_request_holds_only_its_new_blocks() -> None:
+    """Its row is replaced, not extended: the tail of the old one belongs to others.
+
+    Reported as https://github.com/vllm-project/vllm/pull/46595
+    and https://github.com/LMCache/LMCache/pull/1361
+    and https://github.com/RBLN-SW/vllm-rbln/pull/676
+    """
     traffic = greedy_traffic(4, (30, 28), max_new_tokens=20)
     engine = tiny_engine(num_blocks=[1 + 18, 1 + 9, 1 + 2])
     for verdict in verdicts(engine, traffic):
         assert verdict.difference is None
 
 
-def test_a13_the_longest_request_of_a_pool_ends_and_one_longer_is_refused() -> None:
-    """8 blocks of 128, one of them the null block: 896 tokens, not 1,024."""
+def test_the_longest_request_of_a_pool_ends_and_one_longer_is_refused() -> None:
+    """8 blocks of 128, one of them the null block: 896 tokens, not 1,024.
+
+    Reported as https://github.com/vllm-project/vllm/pull/48724
+    and https://github.com/vllm-project/vllm-metal/pull/513
+    """
     options = tiny_options(
         attention_block_size=128, sparse_block_size=128, kernel_block_sizes=(64,)
     )
@@ -162,7 +171,7 @@ def test_a_name_in_use_is_refused() -> None:
         engine.add_request([2], request_id="a")
 
 
-def test_g7_an_idle_engine_does_nothing() -> None:
+def test_an_idle_engine_does_nothing() -> None:
     """No request, no step, no launch."""
     engine = tiny_engine()
     assert list(engine.step()) == []

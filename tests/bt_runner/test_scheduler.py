@@ -224,8 +224,11 @@ def test_a_request_that_can_never_end_is_refused(
     assert not scheduler.waiting
 
 
-def test_a16_a_full_prompt_leaves_no_room_for_a_token() -> None:
-    """Its first token would lie one column past the row."""
+def test_a_full_prompt_leaves_no_room_for_a_token() -> None:
+    """Its first token would lie one column past the row.
+
+    Reported as https://github.com/GeeeekExplorer/nano-vllm/pull/258
+    """
     scheduler = _scheduler(max_model_len=16)
     scheduler.add(_request("fits", 15, 1))
     with pytest.raises(RequestRefusedError, match="16 prompt tokens and wants 1 new"):

@@ -62,9 +62,13 @@ COMPRESSED = UniformSpec(
         ),
     ],
 )
-def test_d2_a_connector_registers_kernel_blocks(
+def test_a_connector_registers_kernel_blocks(
     layout: BlockTableLayout, member: str | None, expected: tuple[int, ...]
 ) -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/42846
+    and https://github.com/vllm-project/vllm/pull/42766
+    and https://github.com/vllm-project/vllm/pull/28677
+    """
     assert kv_cache_shape(layout, 1813, (4, 128), member=member) == expected
 
 
@@ -128,7 +132,10 @@ def test_blocks_that_are_not_cut_may_have_gaps() -> None:
     assert kernel_block_view(cache, layout) is cache
 
 
-def test_c6_padding_writes_nothing_not_even_the_last_slot() -> None:
+def test_padding_writes_nothing_not_even_the_last_slot() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/43810
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/18673
+    """
     memory = torch.full((7, 16), CANARY)
     cache = memory[1:6]
     slots = torch.tensor([3, PAD_SLOT, PAD_SLOT])

@@ -49,7 +49,10 @@ def test_batch_order_rows_equal_the_oracle_after_random_commits(seed: int) -> No
     check_batch_order(random_layouts(draw, max_num_reqs=6), DEVICE, draw, 40)
 
 
-def test_h1_each_step_sees_its_own_ids_behind_a_blocked_stream() -> None:
+def test_each_step_sees_its_own_ids_behind_a_blocked_stream() -> None:
+    """Reported as https://github.com/NVIDIA/TensorRT-LLM/pull/15546
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/16088
+    """
     tables = StagedBlockTables(plan_groups(LIMITS, SPEC), device=DEVICE)
     tables.warmup()
     snapshots = []
@@ -108,7 +111,10 @@ def test_nothing_is_compiled_after_the_warmup() -> None:
     assert compiled() == before
 
 
-def test_h7_a_graph_that_captured_the_tables_sees_later_steps() -> None:
+def test_a_graph_that_captured_the_tables_sees_later_steps() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/35671
+    and https://github.com/vllm-project/vllm/pull/34903
+    """
     tables = StagedBlockTables(plan_groups(LIMITS, SPEC), device=DEVICE)
     (table,) = tables.dummy_block_tables(4)
     slots = tables.dummy_slot_mappings(4)

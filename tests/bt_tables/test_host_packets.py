@@ -34,7 +34,10 @@ def run_steps(executor: LateExecutor, depth: int, steps: int) -> torch.Tensor:
     return table
 
 
-def test_h1_the_device_sees_the_ids_of_each_step_however_late_it_reads() -> None:
+def test_the_device_sees_the_ids_of_each_step_however_late_it_reads() -> None:
+    """Reported as https://github.com/NVIDIA/TensorRT-LLM/pull/15546
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/16088
+    """
     executor = LateExecutor()
     tables = staged(executor)
     snapshots: list[torch.Tensor] = []
@@ -125,7 +128,10 @@ def test_a_packet_grows_by_doubling() -> None:
     assert executor.num_allocations - before == 2 * 5
 
 
-def test_h1_commits_are_read_late_too() -> None:
+def test_commits_are_read_late_too() -> None:
+    """Reported as https://github.com/NVIDIA/TensorRT-LLM/pull/15546
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/16088
+    """
     executor = LateExecutor()
     tables = MultiGroupBlockTable(plan_groups(LIMITS, SPEC), device=executor)
     for step in range(6):

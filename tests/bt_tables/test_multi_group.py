@@ -44,7 +44,10 @@ def test_edits_are_seen_after_a_commit_and_not_before() -> None:
 
 
 @on_twin_and_kernel
-def test_g4_moves_and_swaps_leave_no_tail(executor_class: ExecutorClass) -> None:
+def test_moves_and_swaps_leave_no_tail(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/47936
+    and https://github.com/vllm-project/vllm-ascend/pull/17066
+    """
     tables = one_group(executor_class())
     table = tables.block_table(0)
     tables.append_row([[1, 2, 3, 4, 5, 6]], 0)
@@ -64,7 +67,10 @@ def test_g4_moves_and_swaps_leave_no_tail(executor_class: ExecutorClass) -> None
 
 
 @on_twin_and_kernel
-def test_g4_rows_above_the_batch_are_null_and_come_back(executor_class: ExecutorClass) -> None:
+def test_rows_above_the_batch_are_null_and_come_back(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/47936
+    and https://github.com/vllm-project/vllm-ascend/pull/17066
+    """
     tables = one_group(executor_class())
     table = tables.block_table(0)
     for row in range(3):
@@ -82,7 +88,8 @@ def test_g4_rows_above_the_batch_are_null_and_come_back(executor_class: Executor
     assert columns(table, 2, 3) == [12, 22, 32]
 
 
-def test_a16_a_shorter_row_leaves_no_stale_column() -> None:
+def test_a_shorter_row_leaves_no_stale_column() -> None:
+    """Reported as https://github.com/GeeeekExplorer/nano-vllm/pull/258"""
     limits = ServingLimits(max_model_len=4352, max_num_reqs=1, max_num_batched_tokens=8)
     tables = MultiGroupBlockTable(plan_groups(limits, AttentionSpec(block_size=256)), device="cpu")
     tables.add_row([list(range(1, 18))], 0)
@@ -94,7 +101,8 @@ def test_a16_a_shorter_row_leaves_no_stale_column() -> None:
     assert columns(tables.block_table(0), 0, 16) == list(range(1, 17))
 
 
-def test_a16_a_position_past_the_width_has_no_slot() -> None:
+def test_a_position_past_the_width_has_no_slot() -> None:
+    """Reported as https://github.com/GeeeekExplorer/nano-vllm/pull/258"""
     limits = ServingLimits(max_model_len=4096, max_num_reqs=1, max_num_batched_tokens=8)
     tables = MultiGroupBlockTable(plan_groups(limits, AttentionSpec(block_size=256)), device="cpu")
     tables.add_row([list(range(1, 17))], 0)
@@ -109,7 +117,8 @@ def test_a16_a_position_past_the_width_has_no_slot() -> None:
         tables.append_row([[17]], 0)
 
 
-def test_c2_a_commit_of_no_requests_nulls_every_row() -> None:
+def test_a_commit_of_no_requests_nulls_every_row() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/37728"""
     tables = MultiGroupBlockTable(plan_groups(LIMITS, MambaSpec(block_size=16)), device="cpu")
     tables.append_row([[7]], 0)
     tables.commit(1)
@@ -183,7 +192,7 @@ def test_moving_a_row_onto_itself_changes_nothing() -> None:
     assert columns(tables.block_table(0), 1, 1) == [3]
 
 
-def test_g7_no_change_is_not_sent() -> None:
+def test_no_change_is_not_sent() -> None:
     executor = CheckedExecutor()
     tables = one_group(executor)
     tables.commit(4)
@@ -193,7 +202,10 @@ def test_g7_no_change_is_not_sent() -> None:
     assert executor.counts.launches == 0
 
 
-def test_h7_the_table_never_moves() -> None:
+def test_the_table_never_moves() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/35671
+    and https://github.com/vllm-project/vllm/pull/34903
+    """
     tables = one_group()
     first = tables.block_table(0)
     tables.append_row([list(range(1, 17))], 3)

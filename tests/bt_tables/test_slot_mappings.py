@@ -53,9 +53,13 @@ def sharded_limits(size: int, rank: int, interleave: int) -> ServingLimits:
         for size in (48, 96, 528, 544, 640, 784, 1056, 1152, 1600)
     ],
 )
-def test_d8_block_sizes_need_not_be_powers_of_two(
+def test_block_sizes_need_not_be_powers_of_two(
     block_size: int, executor_class: ExecutorClass
 ) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/31380
+    and https://github.com/vllm-project/vllm/pull/35923
+    and https://github.com/InternLM/lmdeploy/issues/3781
+    """
     layouts = plan_groups(
         LIMITS, AttentionSpec(block_size=block_size), (AttentionSpec(block_size=block_size), 16)
     )
@@ -69,7 +73,11 @@ def test_d8_block_sizes_need_not_be_powers_of_two(
     assert found == [expected, expected]
 
 
-def test_d8_published_values() -> None:
+def test_published_values() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/31380
+    and https://github.com/vllm-project/vllm/pull/35923
+    and https://github.com/InternLM/lmdeploy/issues/3781
+    """
     layouts = plan_groups(LIMITS, AttentionSpec(block_size=48))
 
     assert slots_of_row(layouts, [[5, 9]], [47, 48]) == [[287, 432]]
@@ -78,7 +86,11 @@ def test_d8_published_values() -> None:
 @pytest.mark.parametrize(
     "block_size", [pytest.param(size, id=f"D10-{size}") for size in (1, 16, 64, 256)]
 )
-def test_d10_a_position_is_no_column(block_size: int) -> None:
+def test_a_position_is_no_column(block_size: int) -> None:
+    """Reported as https://github.com/ROCm/aiter/pull/4440
+    and https://github.com/sgl-project/sglang/pull/38187
+    and https://github.com/sgl-project/sglang/pull/31218
+    """
     layouts = plan_groups(LIMITS, AttentionSpec(block_size=block_size))
     ids = list(range(1, 1 + layouts[0].num_blocks(301)))
 
@@ -88,7 +100,8 @@ def test_d10_a_position_is_no_column(block_size: int) -> None:
 
 
 @on_twin_and_kernel
-def test_e1_ownership_is_decided_in_blocks_not_kernel_blocks(executor_class: ExecutorClass) -> None:
+def test_ownership_is_decided_in_blocks_not_kernel_blocks(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/51031"""
     owned, found = [], {200: [], 600: []}  # type: tuple[list[int], dict[int, list[int]]]
     for rank in range(4):
         spec = AttentionSpec(block_size=128)
@@ -103,7 +116,9 @@ def test_e1_ownership_is_decided_in_blocks_not_kernel_blocks(executor_class: Exe
 
 
 @on_twin_and_kernel
-def test_e3_interleaved_runs_of_tokens(executor_class: ExecutorClass) -> None:
+def test_interleaved_runs_of_tokens(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/26696"""
+
     def slots(rank: int, interleave: int, num_tokens: int) -> list[int]:
         layouts = plan_groups(sharded_limits(2, rank, interleave), AttentionSpec(block_size=4))
         return slots_of_row(layouts, [[6, 9]], range(num_tokens), executor_class)[0]
@@ -114,7 +129,11 @@ def test_e3_interleaved_runs_of_tokens(executor_class: ExecutorClass) -> None:
     assert slots(1, 1, 8) == [-1, 24, -1, 25, -1, 26, -1, 27]
 
 
-def test_e6_replicated_groups_keep_every_token_and_sharded_ones_share_them() -> None:
+def test_replicated_groups_keep_every_token_and_sharded_ones_share_them() -> None:
+    """Reported as https://github.com/vllm-project/vllm-ascend/issues/14320
+    and https://github.com/vllm-project/vllm-ascend/pull/14402
+    and https://github.com/vllm-project/vllm-ascend/pull/16327
+    """
     by_rank = []
     for rank in range(8):
         layouts = plan_groups(
@@ -133,9 +152,12 @@ def test_e6_replicated_groups_keep_every_token_and_sharded_ones_share_them() -> 
 
 
 @on_twin_and_kernel
-def test_f1_a_column_past_the_width_is_padding_not_the_neighbours_block(
+def test_a_column_past_the_width_is_padding_not_the_neighbours_block(
     executor_class: ExecutorClass,
 ) -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/53982
+    and https://github.com/vllm-project/vllm/pull/54296
+    """
     limits = ServingLimits(max_model_len=16, max_num_reqs=2, max_num_batched_tokens=8)
     layouts = plan_groups(limits, AttentionSpec(block_size=16, token_alignment=None))
     tables = StagedBlockTables(layouts, device=executor_class())
@@ -149,7 +171,10 @@ def test_f1_a_column_past_the_width_is_padding_not_the_neighbours_block(
 
 
 @on_twin_and_kernel
-def test_f1_no_position_leads_out_of_the_row(executor_class: ExecutorClass) -> None:
+def test_no_position_leads_out_of_the_row(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/53982
+    and https://github.com/vllm-project/vllm/pull/54296
+    """
     limits = ServingLimits(max_model_len=4, max_num_reqs=2, max_num_batched_tokens=8)
     layouts = plan_groups(limits, AttentionSpec(block_size=4))
     tables = StagedBlockTables(layouts, device=executor_class())
@@ -162,7 +187,10 @@ def test_f1_no_position_leads_out_of_the_row(executor_class: ExecutorClass) -> N
 
 
 @on_twin_and_kernel
-def test_f2_a_ring_is_written_round_and_round(executor_class: ExecutorClass) -> None:
+def test_a_ring_is_written_round_and_round(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/57317
+    and https://github.com/vllm-project/vllm/pull/53906
+    """
     limits = ServingLimits(max_model_len=500_000, max_num_reqs=1, max_num_batched_tokens=1024)
     layouts = plan_groups(limits, RingSpec(block_size=4))
     assert layouts[0].slot_mode == "ring"
@@ -182,7 +210,8 @@ def test_a_group_without_slots_has_only_padding(executor_class: ExecutorClass) -
 
 
 @on_twin_and_kernel
-def test_c4_padding_requests_read_nothing_and_have_no_slots(executor_class: ExecutorClass) -> None:
+def test_padding_requests_read_nothing_and_have_no_slots(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/56734"""
     tables = StagedBlockTables(
         plan_groups(LIMITS, AttentionSpec(block_size=16)), device=executor_class()
     )
@@ -215,7 +244,8 @@ def test_a_position_without_a_place_is_padding(
 
 
 @on_twin_and_kernel
-def test_i1_slots_past_int32_are_exact(executor_class: ExecutorClass) -> None:
+def test_slots_past_int32_are_exact(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/1486"""
     limits = ServingLimits(max_model_len=4096, max_num_reqs=1, max_num_batched_tokens=4)
     layouts = plan_groups(
         limits, AttentionSpec(block_size=4096), (AttentionSpec(block_size=4096), 2048)
@@ -418,7 +448,10 @@ def test_lists_and_rows_on_the_device_are_refused_with_what_to_do(
 
 
 @on_twin_and_kernel
-def test_c9_guard_columns_change_no_result(executor_class: ExecutorClass) -> None:
+def test_guard_columns_change_no_result(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm-ascend/pull/10112
+    and https://github.com/vllm-project/vllm-ascend/pull/1297
+    """
     limits = ServingLimits(max_model_len=64, max_num_reqs=2, max_num_batched_tokens=4)
     narrow = AttentionSpec(block_size=16, token_alignment=None)
     aligned = AttentionSpec(block_size=16, token_alignment=80)
@@ -433,7 +466,11 @@ def test_c9_guard_columns_change_no_result(executor_class: ExecutorClass) -> Non
     assert slots.tolist() == [[96], [96]]
 
 
-def test_f7_tokens_follow_the_batch_order_and_ids_are_what_was_handed_in() -> None:
+def test_tokens_follow_the_batch_order_and_ids_are_what_was_handed_in() -> None:
+    """Reported as https://github.com/NVIDIA/TensorRT-LLM/pull/12657
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/18259
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/13124
+    """
     tables = StagedBlockTables(plan_groups(LIMITS, AttentionSpec(block_size=16)), device="cpu")
     for row, block in ((0, 50), (1, 60), (2, 70)):
         tables.append_block_ids(row, [[block]])

@@ -40,9 +40,10 @@ def one_group(executor: Executor | str = "cpu") -> StagedBlockTables:
 
 
 @on_twin_and_kernel
-def test_b1_more_than_a_row_holds_is_refused_before_any_launch(
+def test_more_than_a_row_holds_is_refused_before_any_launch(
     executor_class: ExecutorClass,
 ) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/50287"""
     limits = ServingLimits(max_model_len=256, max_num_reqs=2, max_num_batched_tokens=8)
     narrow = AttentionSpec(block_size=16)
     wide = MambaSpec(block_size=8, mode="align")
@@ -61,7 +62,11 @@ def test_b1_more_than_a_row_holds_is_refused_before_any_launch(
     assert not found[1][1].any()
 
 
-def test_b7_each_group_counts_in_its_own_blocks() -> None:
+def test_each_group_counts_in_its_own_blocks() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/51163
+    and https://github.com/vllm-project/vllm-ascend/issues/14479
+    and https://github.com/LMCache/LMCache/issues/3571
+    """
     sizes = [256, 64, 8, 4]
     layouts = plan_groups(LIMITS, *(AttentionSpec(block_size=size) for size in sizes))
     tables = StagedBlockTables(layouts, device="cpu")
@@ -78,7 +83,13 @@ def test_b7_each_group_counts_in_its_own_blocks() -> None:
 
 
 @on_twin_and_kernel
-def test_c1_padding_is_null_in_tables_and_minus_one_in_slots(executor_class: ExecutorClass) -> None:
+def test_padding_is_null_in_tables_and_minus_one_in_slots(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/35431
+    and https://github.com/vllm-project/vllm/pull/39064
+    and https://github.com/vllm-project/vllm/pull/33937
+    and https://github.com/vllm-project/vllm-gaudi/pull/951
+    and https://github.com/ovg-project/kvcached/pull/398
+    """
     tables = one_group(executor_class())
     tables.append_block_ids(0, [[5, 6]])
     tables.append_block_ids(1, [[7]])
@@ -92,7 +103,8 @@ def test_c1_padding_is_null_in_tables_and_minus_one_in_slots(executor_class: Exe
     assert found.slot_mappings.tolist() == [[116, -1, -1, -1, -1, -1]]
 
 
-def test_c2_a_dummy_batch_after_a_request_left_reads_only_null_blocks() -> None:
+def test_a_dummy_batch_after_a_request_left_reads_only_null_blocks() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/37728"""
     tables = StagedBlockTables(plan_groups(LIMITS, MambaSpec(block_size=16)), device="cpu")
     tables.append_block_ids(0, [[7]])
     tables.step(batch_of([0], [[0]]))
@@ -104,7 +116,11 @@ def test_c2_a_dummy_batch_after_a_request_left_reads_only_null_blocks() -> None:
 
 
 @on_twin_and_kernel
-def test_c7_a_nulled_prefix_is_null_at_once_and_stays_so(executor_class: ExecutorClass) -> None:
+def test_a_nulled_prefix_is_null_at_once_and_stays_so(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/42273
+    and https://github.com/vllm-project/vllm/pull/42276
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/6768
+    """
     window = SlidingWindowSpec(block_size=32, window=128)
     layouts = plan_groups(LIMITS, (window, 16))
     tables = StagedBlockTables(layouts, device=executor_class())
@@ -152,7 +168,10 @@ def test_nulling_more_than_a_row_has_is_refused() -> None:
 
 
 @on_twin_and_kernel
-def test_c10_a_phantom_row_of_a_smaller_batch_is_null(executor_class: ExecutorClass) -> None:
+def test_a_phantom_row_of_a_smaller_batch_is_null(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/local-inference-lab/vllm/issues/621
+    and https://github.com/sgl-project/sglang/pull/10892
+    """
     tables = one_group(executor_class())
     for row in range(4):
         tables.append_block_ids(row, [[10 + row, 20 + row]])
@@ -166,7 +185,11 @@ def test_c10_a_phantom_row_of_a_smaller_batch_is_null(executor_class: ExecutorCl
     assert found.slot_mappings[0, 12:].tolist() == [PAD_SLOT] * 4
 
 
-def test_d2_ids_are_expanded_on_the_device() -> None:
+def test_ids_are_expanded_on_the_device() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/42846
+    and https://github.com/vllm-project/vllm/pull/42766
+    and https://github.com/vllm-project/vllm/pull/28677
+    """
     limits = ServingLimits(max_model_len=512, max_num_reqs=1, max_num_batched_tokens=8)
     tables = StagedBlockTables(
         plan_groups(limits, (AttentionSpec(block_size=128), 64)), device="cpu"
@@ -179,7 +202,10 @@ def test_d2_ids_are_expanded_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("drafts", [pytest.param(k, id=f"E10-k{k}") for k in range(1, 7)])
-def test_e10_the_slot_buffer_has_exactly_the_limit(drafts: int) -> None:
+def test_the_slot_buffer_has_exactly_the_limit(drafts: int) -> None:
+    """Reported as https://github.com/vllm-project/vllm-ascend/issues/13710
+    and https://github.com/vllm-project/vllm-ascend/pull/14024
+    """
     most = 80 + 12 * (drafts - 1)
     limits = ServingLimits(
         max_model_len=64,
@@ -194,7 +220,8 @@ def test_e10_the_slot_buffer_has_exactly_the_limit(drafts: int) -> None:
         tables.dummy_slot_mappings(most + 1)
 
 
-def test_f11_padded_counts_above_the_limits_are_refused() -> None:
+def test_padded_counts_above_the_limits_are_refused() -> None:
+    """Reported as https://github.com/vllm-project/vllm-ascend/pull/8170"""
     tables = one_group()
     tables.append_block_ids(0, [[1]])
 
@@ -211,7 +238,11 @@ def test_f11_padded_counts_above_the_limits_are_refused() -> None:
 
 
 @on_twin_and_kernel
-def test_g2_a_resumed_request_replaces_its_row(executor_class: ExecutorClass) -> None:
+def test_a_resumed_request_replaces_its_row(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/46595
+    and https://github.com/LMCache/LMCache/pull/1361
+    and https://github.com/RBLN-SW/vllm-rbln/pull/676
+    """
     tables = one_group(executor_class())
     tables.append_block_ids(0, [[4, 5, 6]])
     tables.step(batch_of([0]))
@@ -226,7 +257,8 @@ def test_g2_a_resumed_request_replaces_its_row(executor_class: ExecutorClass) ->
 
 
 @on_twin_and_kernel
-def test_g6_edits_of_a_row_in_one_step_apply_in_order(executor_class: ExecutorClass) -> None:
+def test_edits_of_a_row_in_one_step_apply_in_order(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/44944"""
     layouts = plan_groups(LIMITS, SPEC, (SPEC, 4), MambaSpec(block_size=16))
     tables = StagedBlockTables(layouts, device=executor_class())
     tables.append_block_ids(3, [[1, 2, 3, 4, 5], [6], []])
@@ -242,7 +274,8 @@ def test_g6_edits_of_a_row_in_one_step_apply_in_order(executor_class: ExecutorCl
 
 
 @on_twin_and_kernel
-def test_g6_one_edit_may_bring_more_ids_than_a_tile(executor_class: ExecutorClass) -> None:
+def test_one_edit_may_bring_more_ids_than_a_tile(executor_class: ExecutorClass) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/44944"""
     limits = ServingLimits(max_model_len=3000, max_num_reqs=1, max_num_batched_tokens=8)
     spec = AttentionSpec(block_size=2, token_alignment=None)
     layouts = plan_groups(limits, spec, (spec, 1))
@@ -256,7 +289,7 @@ def test_g6_one_edit_may_bring_more_ids_than_a_tile(executor_class: ExecutorClas
     assert split[0].tolist() == layouts[1].expand(ids)
 
 
-def test_g7_nothing_to_do_is_not_launched() -> None:
+def test_nothing_to_do_is_not_launched() -> None:
     executor = CheckedExecutor()
     tables = one_group(executor)
 
@@ -326,7 +359,10 @@ def test_rebind_restores_facts_and_nulls_what_is_no_block(
     tables.rebind()
 
 
-def test_h7_addresses_and_strides_never_change() -> None:
+def test_addresses_and_strides_never_change() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/35671
+    and https://github.com/vllm-project/vllm/pull/34903
+    """
     layouts = plan_groups(LIMITS, SPEC, (SPEC, 4))
     tables = StagedBlockTables(layouts, device="cpu")
 

@@ -77,8 +77,11 @@ def test_an_index_buffer_has_a_row_per_decode_token(
     assert index_buffer_bytes(layout) == rows * 64 * 4
 
 
-def test_a9_an_index_buffer_of_a_gigabyte() -> None:
-    """A flattened buffer of 16384 tokens and 16384 columns, as the report counts it."""
+def test_an_index_buffer_of_a_gigabyte() -> None:
+    """A flattened buffer of 16384 tokens and 16384 columns, as the report counts it.
+
+    Reported as https://github.com/vllm-project/vllm/pull/46514
+    """
     limits = serving_limits(1048576, max_num_reqs=16384, max_num_batched_tokens=16384)
 
     assert index_buffer_bytes(BlockTableLayout.plan(AttentionSpec(block_size=64), limits)) == 2**30
@@ -122,12 +125,16 @@ def test_the_last_addressable_token_is_the_last_with_a_column(size: int) -> None
 # 32-bit arithmetic in a consumer
 
 
-def test_i4_the_most_blocks_that_32_bits_address() -> None:
-    """Block 16, 8 heads of 128, keys and values: block 65,536 begins at element 2^31."""
+def test_the_most_blocks_that_32_bits_address() -> None:
+    """Block 16, 8 heads of 128, keys and values: block 65,536 begins at element 2^31.
+
+    Reported as https://github.com/vllm-project/vllm/issues/50427
+    """
     assert max_addressable_blocks(16 * 2 * 8 * 128) == 65_536
 
 
-def test_i1_a_pool_beyond_32_bits() -> None:
+def test_a_pool_beyond_32_bits() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/1486"""
     assert max_addressable_blocks(32 * 16 * 16 * 8) < 64_000
 
 
@@ -152,8 +159,12 @@ def test_elements_of_a_block_are_a_positive_int(bad: Any) -> None:
 # the longest request of a pool
 
 
-def test_a13_the_null_block_holds_no_request() -> None:
-    """Eight blocks of 128 tokens hold 896 tokens: block 0 is nobody's."""
+def test_the_null_block_holds_no_request() -> None:
+    """Eight blocks of 128 tokens hold 896 tokens: block 0 is nobody's.
+
+    Reported as https://github.com/vllm-project/vllm/pull/48724
+    and https://github.com/vllm-project/vllm-metal/pull/513
+    """
     assert longest_request(plan(AttentionSpec(block_size=128), 4096), 8) == 896
 
 
@@ -161,7 +172,10 @@ def test_a13_the_null_block_holds_no_request() -> None:
     ("num_blocks", "tokens"),
     [pytest.param(1202, 19216, id="A13-19216"), pytest.param(1499, 23968, id="A13-23968")],
 )
-def test_a13_other_pools_of_the_report(num_blocks: int, tokens: int) -> None:
+def test_other_pools_of_the_report(num_blocks: int, tokens: int) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/48724
+    and https://github.com/vllm-project/vllm-metal/pull/513
+    """
     assert longest_request(plan(AttentionSpec(block_size=16), 32768), num_blocks) == tokens
 
 

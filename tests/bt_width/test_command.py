@@ -66,7 +66,8 @@ def test_the_table_has_one_row_per_group() -> None:
     ]
 
 
-def test_a2_explain_says_how_each_width_came_about() -> None:
+def test_explain_says_how_each_width_came_about() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/46074"""
     done = run("plan", "--group", "attention:64", "--max-model-len", "350000", "--explain")
 
     assert done.returncode == 0
@@ -232,8 +233,11 @@ def test_bad_input_ends_with_2_and_its_word(command: str, word: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a9_more_than_a_gigabyte_is_warned_of() -> None:
-    """2^20 columns of 4 bytes for 257 requests; the index buffer has one row fewer."""
+def test_more_than_a_gigabyte_is_warned_of() -> None:
+    """2^20 columns of 4 bytes for 257 requests; the index buffer has one row fewer.
+
+    Reported as https://github.com/vllm-project/vllm/pull/46514
+    """
     arguments = ("--group", "attention:1", "--max-model-len", str(2**20), "--max-num-seqs", "257")
 
     both = run("plan", *arguments, "--max-num-batched-tokens", "257", "--json")
@@ -247,8 +251,11 @@ def test_a9_more_than_a_gigabyte_is_warned_of() -> None:
     assert "index buffer" not in table_only.stderr
 
 
-def test_a9_an_index_buffer_alone_is_warned_of() -> None:
-    """Drafts give a request several rows."""
+def test_an_index_buffer_alone_is_warned_of() -> None:
+    """Drafts give a request several rows.
+
+    Reported as https://github.com/vllm-project/vllm/pull/46514
+    """
     done = run(
         *("plan", "--group", "attention:1", "--max-model-len", str(2**20)),
         *("--max-num-seqs", "200", "--speculative-tokens", "3"),

@@ -156,7 +156,12 @@ def test_tokens_in_flight_are_a_count(spec: CacheSpec, bad: Any) -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "column"), [(0, 0), (1, 0), (640, 0), (641, 1), (1280, 1), (1281, 2)]
 )
-def test_b6_state_columns_at_the_boundaries(num_tokens: int, column: int) -> None:
+def test_state_columns_at_the_boundaries(num_tokens: int, column: int) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/53398
+    and https://github.com/vllm-project/vllm/issues/55600
+    and https://github.com/vllm-project/vllm/issues/53142
+    and https://github.com/wtdcode/vllm-backport/pull/77
+    """
     assert plan(MambaSpec(block_size=640, mode="align"), 5120).state_column(num_tokens) == column
 
 
@@ -168,16 +173,26 @@ def test_b6_state_columns_at_the_boundaries(num_tokens: int, column: int) -> Non
         pytest.param(1152, 262144, 228, 11520, 9, id="B6c"),
     ],
 )
-def test_b6_a_state_column_is_counted_in_the_groups_own_blocks(
+def test_a_state_column_is_counted_in_the_groups_own_blocks(
     block_size: int, max_model_len: int, width: int, num_computed: int, column: int
 ) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/53398
+    and https://github.com/vllm-project/vllm/issues/55600
+    and https://github.com/vllm-project/vllm/issues/53142
+    and https://github.com/wtdcode/vllm-backport/pull/77
+    """
     layout = plan(MambaSpec(block_size=block_size, mode="align"), max_model_len)
 
     assert layout.width == width
     assert layout.state_column(num_computed) == column
 
 
-def test_b6_a_state_column_past_the_width_overflows() -> None:
+def test_a_state_column_past_the_width_overflows() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/53398
+    and https://github.com/vllm-project/vllm/issues/55600
+    and https://github.com/vllm-project/vllm/issues/53142
+    and https://github.com/wtdcode/vllm-backport/pull/77
+    """
     layout = plan(MambaSpec(block_size=640, mode="align"), 5120)
 
     assert layout.state_column(8 * 640) == 7

@@ -16,7 +16,11 @@ from bt_width import (
 pytestmark = pytest.mark.fast
 
 
-def test_d2_a_block_becomes_its_kernel_blocks() -> None:
+def test_a_block_becomes_its_kernel_blocks() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/42846
+    and https://github.com/vllm-project/vllm/pull/42766
+    and https://github.com/vllm-project/vllm/pull/28677
+    """
     layout = plan(AttentionSpec(block_size=128), 256, kernel_block_size=64)
 
     assert list(layout.expand([7, 3])) == [14, 15, 6, 7]

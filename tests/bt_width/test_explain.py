@@ -20,7 +20,8 @@ from bt_width import (
 pytestmark = pytest.mark.fast
 
 
-def test_a2_the_width_that_crashed_is_explained() -> None:
+def test_the_width_that_crashed_is_explained() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/46074"""
     explanation = plan(AttentionSpec(block_size=64), 350000).explain()
 
     assert (
@@ -29,7 +30,8 @@ def test_a2_the_width_that_crashed_is_explained() -> None:
     ) in explanation
 
 
-def test_a2_a_width_that_fits_by_parity_is_explained_too() -> None:
+def test_a_width_that_fits_by_parity_is_explained_too() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/46074"""
     assert plan(AttentionSpec(block_size=64), 300000).explain() == (
         "max_model_len 300000 / (block 64 x 1 shard) = 4688 blocks, which span a multiple of 128 "
         "tokens as they are, x 1 kernel block = 4688 columns"

@@ -62,7 +62,8 @@ def test_width_vectors(
 
 
 @pytest.mark.parametrize("spec", EVERY_KIND)
-def test_a3_the_width_is_the_one_function_of_the_blocks(spec: CacheSpec) -> None:
+def test_the_width_is_the_one_function_of_the_blocks(spec: CacheSpec) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/50302"""
     for max_model_len in (1, 127, 128, 129, 5000):
         layout = plan(spec, max_model_len, size=2, interleave=4)
         alignment = 128 if layout.slot_mode == "block" else None
@@ -75,8 +76,12 @@ def test_a3_the_width_is_the_one_function_of_the_blocks(spec: CacheSpec) -> None
         )
 
 
-def test_a7_a_uniform_group_is_sharded_as_its_members_are() -> None:
-    """The wrapper that forgot the division planned 16384 columns beside its members' 8192."""
+def test_a_uniform_group_is_sharded_as_its_members_are() -> None:
+    """The wrapper that forgot the division planned 16384 columns beside its members' 8192.
+
+    Reported as https://github.com/vllm-project/vllm/issues/50825
+    and https://github.com/vllm-project/vllm/pull/50823
+    """
     mla, indexer = AttentionSpec(block_size=64), AttentionSpec(block_size=64, tokens_per_state=4)
     wrapper = UniformSpec(members={"mla": mla, "indexer": indexer})
 
@@ -85,7 +90,8 @@ def test_a7_a_uniform_group_is_sharded_as_its_members_are() -> None:
     assert widths == [8192, 8192, 8192]
 
 
-def test_a9_every_rank_plans_one_width() -> None:
+def test_every_rank_plans_one_width() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/46514"""
     for size in (1, 2, 4, 8):
         for max_model_len in (1000, 1001, 786432, 786433, 1048576):
             layouts = plan_ranks(AttentionSpec(block_size=64), max_model_len, size)
@@ -93,8 +99,14 @@ def test_a9_every_rank_plans_one_width() -> None:
             assert len({layout.width for layout in layouts}) == 1
 
 
-def test_a18_look_ahead_is_part_of_the_longest_request() -> None:
-    """A verify step near the wall writes two tokens past the model's length."""
+def test_look_ahead_is_part_of_the_longest_request() -> None:
+    """A verify step near the wall writes two tokens past the model's length.
+
+    Reported as https://github.com/sgl-project/sglang/pull/19016
+    and https://github.com/sgl-project/sglang/pull/19641
+    and https://github.com/sgl-project/sglang/pull/29665
+    and https://github.com/sgl-project/sglang/pull/35985
+    """
     spec = AttentionSpec(block_size=1, token_alignment=None)
 
     assert plan(spec, 202752).width == 202752
@@ -102,14 +114,20 @@ def test_a18_look_ahead_is_part_of_the_longest_request() -> None:
     assert plan(spec, 202752, lookahead_tokens=2).num_blocks(202754) == 202754
 
 
-def test_a21_the_length_is_the_one_given() -> None:
+def test_the_length_is_the_one_given() -> None:
+    """Reported as https://github.com/NVIDIA/TensorRT-LLM/issues/19514
+    and https://github.com/vllm-project/vllm/pull/30772
+    """
     layout = plan(AttentionSpec(block_size=16, token_alignment=None), 1500)
 
     assert layout.width == 94
 
 
-def test_b1_a_recurrent_group_is_not_divided() -> None:
-    """A request of 257 tokens has 17 Mamba blocks beside at most 16 attention blocks."""
+def test_a_recurrent_group_is_not_divided() -> None:
+    """A request of 257 tokens has 17 Mamba blocks beside at most 16 attention blocks.
+
+    Reported as https://github.com/vllm-project/vllm/pull/50287
+    """
     mamba = plan(MambaSpec(block_size=16, mode="align"), 512, size=2)
 
     assert mamba.width == 32
@@ -118,12 +136,18 @@ def test_b1_a_recurrent_group_is_not_divided() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_b3_a_recurrent_width_is_the_same_at_every_size(size: int) -> None:
+def test_a_recurrent_width_is_the_same_at_every_size(size: int) -> None:
+    """Reported as https://github.com/vllm-project/vllm-ascend/pull/9724"""
     assert plan(MambaSpec(block_size=16, mode="align"), 512, size=size).width == 32
 
 
-def test_b7_each_group_counts_in_its_own_blocks() -> None:
-    """No global block size: 4, the smallest of four, is not what 256 is divided by."""
+def test_each_group_counts_in_its_own_blocks() -> None:
+    """No global block size: 4, the smallest of four, is not what 256 is divided by.
+
+    Reported as https://github.com/vllm-project/vllm/issues/51163
+    and https://github.com/vllm-project/vllm-ascend/issues/14479
+    and https://github.com/LMCache/LMCache/issues/3571
+    """
     widths = [
         plan(AttentionSpec(block_size=block_size, token_alignment=None), 4096).width
         for block_size in (256, 64, 8, 4)
@@ -132,8 +156,13 @@ def test_b7_each_group_counts_in_its_own_blocks() -> None:
     assert widths == [16, 64, 512, 1024]
 
 
-def test_e4_the_number_of_shards_is_only_ever_said() -> None:
-    """Nothing of the process decides it: one plan, with and without, gives both of the field's."""
+def test_the_number_of_shards_is_only_ever_said() -> None:
+    """Nothing of the process decides it: one plan, with and without, gives both of the field's.
+
+    Reported as https://github.com/vllm-project/vllm/pull/29094
+    and https://github.com/vllm-project/vllm-ascend/issues/12622
+    and https://github.com/vllm-project/tpu-inference/pull/3344
+    """
     spec = AttentionSpec(block_size=16)
 
     assert [plan(spec, 32768, size=size).width for size in (1, 2, 4)] == [2048, 1024, 512]

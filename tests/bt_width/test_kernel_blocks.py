@@ -49,14 +49,24 @@ def test_a_block_that_every_backend_takes_is_not_split() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 15])
-def test_d6_a_block_smaller_than_every_kernel_block(block_size: int) -> None:
+def test_a_block_smaller_than_every_kernel_block(block_size: int) -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/48286
+    and https://github.com/vllm-project/vllm/pull/49845
+    and https://github.com/vllm-project/vllm/issues/42510
+    and https://github.com/vllm-project/vllm/issues/41339
+    """
     with pytest.raises(NoCommonBlockSizeError, match="16") as caught:
         select_kernel_block_size(block_size, [[MultipleOf(16)]])
 
     assert caught.value.facts["nearest"] == 16
 
 
-def test_d6_the_error_names_each_backend_its_list_and_what_would_work() -> None:
+def test_the_error_names_each_backend_its_list_and_what_would_work() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/48286
+    and https://github.com/vllm-project/vllm/pull/49845
+    and https://github.com/vllm-project/vllm/issues/42510
+    and https://github.com/vllm-project/vllm/issues/41339
+    """
     with pytest.raises(NoCommonBlockSizeError) as caught:
         select_kernel_block_size(16, {"FlashMLA": [64], "DeepGEMM": [32, 64]})
 

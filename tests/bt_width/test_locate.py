@@ -46,10 +46,11 @@ def test_a_position_lies_in_a_column_at_an_offset(
         pytest.param(511, 3, 1, 63, id="last-of-the-first-column"),
     ],
 )
-def test_e1_ownership_is_counted_in_blocks(
-    position: int, rank: int, column: int, offset: int
-) -> None:
-    """Every rank knows where every position lies, its own or not."""
+def test_ownership_is_counted_in_blocks(position: int, rank: int, column: int, offset: int) -> None:
+    """Every rank knows where every position lies, its own or not.
+
+    Reported as https://github.com/vllm-project/vllm/pull/51031
+    """
     layouts = plan_ranks(
         AttentionSpec(block_size=128), 1024, 4, interleave=128, kernel_block_size=64
     )
@@ -65,7 +66,10 @@ def test_a_replicated_position_lies_on_the_rank_that_asks(spec: CacheSpec) -> No
 
 
 @pytest.mark.parametrize("position", [0, 3, 4, 1388, 499_999])
-def test_f2_a_ring_has_one_column(position: int) -> None:
+def test_a_ring_has_one_column(position: int) -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/57317
+    and https://github.com/vllm-project/vllm/pull/53906
+    """
     assert plan(RingSpec(block_size=4), 500_000).locate(position) == Location(
         rank=0, column=0, offset=position % 4
     )

@@ -28,13 +28,18 @@ def test_the_sentinels() -> None:
     assert (NULL_BLOCK, PAD_SLOT) == (0, -1)
 
 
-def test_d8_a_block_size_that_is_no_power_of_two() -> None:
+def test_a_block_size_that_is_no_power_of_two() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/31380
+    and https://github.com/vllm-project/vllm/pull/35923
+    and https://github.com/InternLM/lmdeploy/issues/3781
+    """
     layout = plan(AttentionSpec(block_size=48), 96)
 
     assert slots(layout, [47, 48], [5, 9]) == [287, 432]
 
 
-def test_e1_slots_of_a_split_and_sharded_group() -> None:
+def test_slots_of_a_split_and_sharded_group() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/51031"""
     layouts = plan_ranks(
         AttentionSpec(block_size=128), 1024, 4, interleave=128, kernel_block_size=64
     )
@@ -44,8 +49,11 @@ def test_e1_slots_of_a_split_and_sharded_group() -> None:
     assert found == [[PAD_SLOT, 472], [968, PAD_SLOT], [PAD_SLOT] * 2, [PAD_SLOT] * 2]
 
 
-def test_e1_each_rank_owns_a_quarter() -> None:
-    """Ownership in kernel blocks gave half to each of two ranks and nothing to the others."""
+def test_each_rank_owns_a_quarter() -> None:
+    """Ownership in kernel blocks gave half to each of two ranks and nothing to the others.
+
+    Reported as https://github.com/vllm-project/vllm/pull/51031
+    """
     layouts = plan_ranks(
         AttentionSpec(block_size=128), 1024, 4, interleave=128, kernel_block_size=64
     )
@@ -57,7 +65,8 @@ def test_e1_each_rank_owns_a_quarter() -> None:
     assert owned == [256, 256, 256, 256]
 
 
-def test_e3_runs_of_two_positions() -> None:
+def test_runs_of_two_positions() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/26696"""
     layouts = plan_ranks(AttentionSpec(block_size=4), 16, 2, interleave=2)
 
     found = [slots(layout, range(16), [6, 9]) for layout in layouts]
@@ -68,14 +77,19 @@ def test_e3_runs_of_two_positions() -> None:
     ]
 
 
-def test_e3_runs_of_one_position() -> None:
+def test_runs_of_one_position() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/26696"""
     layouts = plan_ranks(AttentionSpec(block_size=4), 16, 2, interleave=1)
 
     assert slots(layouts[1], range(8), [6, 9]) == [-1, 24, -1, 25, -1, 26, -1, 27]
 
 
 @pytest.mark.parametrize("spec", REPLICATED)
-def test_e6_every_rank_of_a_replicated_group_has_every_token(spec: CacheSpec) -> None:
+def test_every_rank_of_a_replicated_group_has_every_token(spec: CacheSpec) -> None:
+    """Reported as https://github.com/vllm-project/vllm-ascend/issues/14320
+    and https://github.com/vllm-project/vllm-ascend/pull/14402
+    and https://github.com/vllm-project/vllm-ascend/pull/16327
+    """
     block_ids = list(range(1, 1 + plan(spec, 1000).num_blocks(1000)))
 
     found = [slots(layout, range(1000), block_ids) for layout in plan_ranks(spec, 1000, 8)]
@@ -84,7 +98,11 @@ def test_e6_every_rank_of_a_replicated_group_has_every_token(spec: CacheSpec) ->
     assert min(found[0]) >= 0
 
 
-def test_e6_a_token_of_a_sharded_group_has_one_owner() -> None:
+def test_a_token_of_a_sharded_group_has_one_owner() -> None:
+    """Reported as https://github.com/vllm-project/vllm-ascend/issues/14320
+    and https://github.com/vllm-project/vllm-ascend/pull/14402
+    and https://github.com/vllm-project/vllm-ascend/pull/16327
+    """
     layouts = plan_ranks(AttentionSpec(block_size=16), 1000, 8)
 
     found = [slots(layout, range(1000), range(1, 9)) for layout in layouts]
@@ -92,30 +110,45 @@ def test_e6_a_token_of_a_sharded_group_has_one_owner() -> None:
     assert all(sum(slot >= 0 for slot in owners) == 1 for owners in zip(*found, strict=True))
 
 
-def test_f1_a_position_past_the_row_has_no_slot() -> None:
-    """Neither the neighbour's block, 144, nor block 0."""
+def test_a_position_past_the_row_has_no_slot() -> None:
+    """Neither the neighbour's block, 144, nor block 0.
+
+    Reported as https://github.com/vllm-project/vllm/issues/53982
+    and https://github.com/vllm-project/vllm/pull/54296
+    """
     layout = plan(AttentionSpec(block_size=16, token_alignment=None), 16)
 
     assert layout.width == 1
     assert slots(layout, [0, 16], [5]) == [80, PAD_SLOT]
 
 
-def test_f1_far_past_the_row() -> None:
-    """A row of 32 columns whose first alone is in use."""
+def test_far_past_the_row() -> None:
+    """A row of 32 columns whose first alone is in use.
+
+    Reported as https://github.com/vllm-project/vllm/issues/53982
+    and https://github.com/vllm-project/vllm/pull/54296
+    """
     layout = plan(AttentionSpec(block_size=4), 4)
 
     assert layout.width == 32
     assert slots(layout, [0, 3, 4, 130, 8192, 1048575], [7]) == [28, 31, -1, -1, -1, -1]
 
 
-def test_f1_past_the_width_ids_do_not_help() -> None:
-    """A longer list than the row holds is not read past the row."""
+def test_past_the_width_ids_do_not_help() -> None:
+    """A longer list than the row holds is not read past the row.
+
+    Reported as https://github.com/vllm-project/vllm/issues/53982
+    and https://github.com/vllm-project/vllm/pull/54296
+    """
     layout = plan(AttentionSpec(block_size=4, token_alignment=None), 8)
 
     assert layout.slot(8, [1, 2, 3]) == PAD_SLOT
 
 
-def test_f2_a_ring_stays_in_its_block() -> None:
+def test_a_ring_stays_in_its_block() -> None:
+    """Reported as https://github.com/vllm-project/vllm/pull/57317
+    and https://github.com/vllm-project/vllm/pull/53906
+    """
     layout = plan(RingSpec(block_size=4), 500_000)
 
     assert slots(layout, range(1388, 1392), [13]) == [52, 53, 54, 55]
@@ -144,8 +177,13 @@ def test_a_ring_without_its_block_has_no_slot() -> None:
     assert layout.slot(9, [NULL_BLOCK]) == PAD_SLOT
 
 
-def test_c7_a_position_in_a_nulled_column_has_no_slot() -> None:
-    """What a window has left behind is never written again."""
+def test_a_position_in_a_nulled_column_has_no_slot() -> None:
+    """What a window has left behind is never written again.
+
+    Reported as https://github.com/vllm-project/vllm/issues/42273
+    and https://github.com/vllm-project/vllm/pull/42276
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/6768
+    """
     layout = plan(SlidingWindowSpec(block_size=32, window=128), 256)
 
     found = slots(layout, [0, 127, 128, 255], [0, 0, 0, 0, 5, 6, 7, 8])
@@ -153,7 +191,11 @@ def test_c7_a_position_in_a_nulled_column_has_no_slot() -> None:
     assert found == [PAD_SLOT, PAD_SLOT, 160, 287]
 
 
-def test_c7_every_kernel_block_of_a_null_block_is_null() -> None:
+def test_every_kernel_block_of_a_null_block_is_null() -> None:
+    """Reported as https://github.com/vllm-project/vllm/issues/42273
+    and https://github.com/vllm-project/vllm/pull/42276
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/6768
+    """
     layout = plan(SlidingWindowSpec(block_size=32, window=128), 256, kernel_block_size=16)
 
     assert slots(layout, [0, 16, 31, 32], [0, 5]) == [PAD_SLOT, PAD_SLOT, PAD_SLOT, 160]

@@ -124,8 +124,12 @@ def test_specs_that_differ_in_one_field_are_unequal(kind: Any, field: str, other
 @pytest.mark.parametrize(
     ("one", "other"), list(itertools.permutations([*KINDS, UniformSpec], 2)), ids=_id
 )
-def test_f2_no_kind_inherits_from_another(one: type, other: type) -> None:
-    """A ring that was a window by inheritance took over the window's slots."""
+def test_no_kind_inherits_from_another(one: type, other: type) -> None:
+    """A ring that was a window by inheritance took over the window's slots.
+
+    Reported as https://github.com/vllm-project/vllm/pull/57317
+    and https://github.com/vllm-project/vllm/pull/53906
+    """
     assert not issubclass(one, other)
 
 
@@ -192,8 +196,12 @@ def test_a_refusal_says_the_number() -> None:
         AttentionSpec(block_size=-17)
 
 
-def test_f2_a_kind_derived_from_another_is_refused() -> None:
-    """It would be planned as what it derives from, whatever it says of itself."""
+def test_a_kind_derived_from_another_is_refused() -> None:
+    """It would be planned as what it derives from, whatever it says of itself.
+
+    Reported as https://github.com/vllm-project/vllm/pull/57317
+    and https://github.com/vllm-project/vllm/pull/53906
+    """
     derived: Any = type("Derived", (RingSpec,), {})
 
     with pytest.raises(InvalidSpecError, match="Derived"):

@@ -103,10 +103,14 @@ def test_members_may_differ_in_tokens_per_state() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a7_members_that_differ_are_refused_by_name_and_field(
+def test_members_that_differ_are_refused_by_name_and_field(
     field: str, one: LayerSpec, other: LayerSpec
 ) -> None:
-    """Any other difference gives two widths, or two owners of a token, in one table."""
+    """Any other difference gives two widths, or two owners of a token, in one table.
+
+    Reported as https://github.com/vllm-project/vllm/issues/50825
+    and https://github.com/vllm-project/vllm/pull/50823
+    """
     with pytest.raises(InvalidSpecError, match=field) as caught:
         UniformSpec(members={"first.layer": one, "second.layer": other})
 

@@ -63,15 +63,19 @@ def test_without_an_alignment_nothing_is_rounded() -> None:
     ("token_alignment", "width"),
     [pytest.param(None, 33, id="native"), pytest.param(128, 36, id="aligned")],
 )
-def test_a19_alignment_is_a_requirement_and_not_universal(
+def test_alignment_is_a_requirement_and_not_universal(
     token_alignment: int | None, width: int
 ) -> None:
+    """Reported as https://github.com/flashinfer-ai/flashinfer/issues/3915"""
     assert get_block_table_width(33, 32, token_alignment=token_alignment) == width
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16, 32, 64, 128, 256])
-def test_a1_every_row_spans_the_alignment(block_size: int) -> None:
-    """Whatever the length, a row is a multiple of 128 tokens and not one unit too long."""
+def test_every_row_spans_the_alignment(block_size: int) -> None:
+    """Whatever the length, a row is a multiple of 128 tokens and not one unit too long.
+
+    Reported as https://github.com/vllm-project/vllm/pull/39324
+    """
     for num_blocks in range(1, 700):
         width = get_block_table_width(num_blocks, block_size)
         assert width * block_size % 128 == 0

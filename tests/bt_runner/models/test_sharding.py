@@ -29,8 +29,11 @@ class Together:
 
 
 @pytest.mark.parametrize(("size", "interleave"), GEOMETRIES)
-def test_e3_places_are_those_of_the_contract(size: int, interleave: int) -> None:
-    """Owner and place of every position, for every rank."""
+def test_places_are_those_of_the_contract(size: int, interleave: int) -> None:
+    """Owner and place of every position, for every rank.
+
+    Reported as https://github.com/vllm-project/vllm/pull/26696
+    """
     positions = torch.arange(200)
     place = Sharding(Together(size, 0, []), interleave).place(positions)
     for position in positions.tolist():

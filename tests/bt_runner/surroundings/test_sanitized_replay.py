@@ -50,13 +50,14 @@ def test_a_sound_replay_of_shared_prompts_has_no_finding(
     ("options", "code"),
     [pytest.param(["--sanitize"], 1, id="sanitized"), pytest.param([], 0, id="unseen-without")],
 )
-def test_b10_a_write_to_a_shared_block_ends_with_1_in_its_step(
+def test_a_write_to_a_shared_block_ends_with_1_in_its_step(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     options: list[str],
     code: int,
 ) -> None:
+    """Reported as https://github.com/vllm-project/vllm-ascend/pull/12502"""
     command = _command(tmp_path, 30)
     share_too_much(monkeypatch)
     # the books are compared at the end, and there nothing is wrong

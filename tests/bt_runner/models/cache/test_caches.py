@@ -26,8 +26,13 @@ def _caches(options: CacheOptions, dtype: torch.dtype = torch.bfloat16) -> Cache
     return Caches(groups, setup.layouts, (5, 6, 7), dtype, torch.device("cpu"))
 
 
-def test_d2_caches_are_allocated_in_kernel_blocks() -> None:
-    """5 blocks of 128 tokens that kernels read in blocks of 64: 10 of 64, not 5 of 128."""
+def test_caches_are_allocated_in_kernel_blocks() -> None:
+    """5 blocks of 128 tokens that kernels read in blocks of 64: 10 of 64, not 5 of 128.
+
+    Reported as https://github.com/vllm-project/vllm/issues/42846
+    and https://github.com/vllm-project/vllm/pull/42766
+    and https://github.com/vllm-project/vllm/pull/28677
+    """
     options = CacheOptions(
         attention_block_size=128, sparse_block_size=192, kernel_block_sizes=(64,)
     )
@@ -46,8 +51,13 @@ def test_a_state_is_never_narrower_than_float32() -> None:
     assert _caches(CacheOptions(), torch.float64)[0, STATE].dtype is torch.float64
 
 
-def test_b7_every_group_has_its_own_block_size() -> None:
-    """There is no global one to be divided by."""
+def test_every_group_has_its_own_block_size() -> None:
+    """There is no global one to be divided by.
+
+    Reported as https://github.com/vllm-project/vllm/issues/51163
+    and https://github.com/vllm-project/vllm-ascend/issues/14479
+    and https://github.com/LMCache/LMCache/issues/3571
+    """
     options = CacheOptions(
         attention_block_size=16,
         sparse_block_size=64,

@@ -19,8 +19,13 @@ def _numbered(num_blocks: int, size: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kernel_block_size", "block_size"), [(1, 1), (4, 16), (16, 16), (3, 48), (256, 256)]
 )
-def test_d10_slots_are_those_of_the_contract(kernel_block_size: int, block_size: int) -> None:
-    """A token's place is divided, never used as a column."""
+def test_slots_are_those_of_the_contract(kernel_block_size: int, block_size: int) -> None:
+    """A token's place is divided, never used as a column.
+
+    Reported as https://github.com/ROCm/aiter/pull/4440
+    and https://github.com/sgl-project/sglang/pull/38187
+    and https://github.com/sgl-project/sglang/pull/31218
+    """
     limits = ServingLimits(max_model_len=600, max_num_reqs=2, max_num_batched_tokens=8)
     layout = BlockTableLayout.plan(AttentionSpec(block_size=block_size), limits, kernel_block_size)
     ids = [(7 * index) % 601 + 1 for index in range(layout.max_num_blocks)]
@@ -32,8 +37,11 @@ def test_d10_slots_are_those_of_the_contract(kernel_block_size: int, block_size:
     assert found.tolist() == [layout.slot(position, row) for position in positions.tolist()]
 
 
-def test_i1_slots_past_32_bits_do_not_wrap() -> None:
-    """Block 2^20 of 4,096 tokens begins at slot 2^32."""
+def test_slots_past_32_bits_do_not_wrap() -> None:
+    """Block 2^20 of 4,096 tokens begins at slot 2^32.
+
+    Reported as https://github.com/vllm-project/vllm/issues/1486
+    """
     table = torch.tensor([[1 << 20]], dtype=torch.int32)
     slots = slots_at(table, torch.tensor([0]), torch.tensor([1]), 4096)
     assert slots.tolist() == [(1 << 32) + 1]
@@ -59,8 +67,12 @@ def test_padding_slots_read_the_null_block() -> None:
     assert read_slots(_numbered(3, 2), torch.tensor([[4, -1]]))[..., 0].tolist() == [[4, 0]]
 
 
-def test_c6_padding_is_not_written() -> None:
-    """Slots [3, -1, -1] of 5 blocks of 16: slot 79, which -1 would wrap to, stays."""
+def test_padding_is_not_written() -> None:
+    """Slots [3, -1, -1] of 5 blocks of 16: slot 79, which -1 would wrap to, stays.
+
+    Reported as https://github.com/vllm-project/vllm/issues/43810
+    and https://github.com/NVIDIA/TensorRT-LLM/pull/18673
+    """
     guarded = torch.arange(7 * 16 * 2, dtype=torch.float64).view(7, 16, 2)
     before = guarded.clone()
     cache = guarded[1:6]
