@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,8 @@ _IDS_SHOWN = 6
 Ids = npt.NDArray[np.int32]
 
 
-@dataclass(slots=True)
 class _Request:
-    """What a request was given.
+    """What a request was given so far.
 
     Attributes:
         blocks: [groups] its block ids, in order.
@@ -33,9 +31,10 @@ class _Request:
         edits: Its last edits, oldest first.
     """
 
-    blocks: list[list[int]]
-    num_computed: int
-    edits: deque[str] = field(default_factory=lambda: deque(maxlen=_EDITS_KEPT))
+    def __init__(self, blocks: list[list[int]], num_computed: int) -> None:
+        self.blocks = blocks
+        self.num_computed = num_computed
+        self.edits: deque[str] = deque(maxlen=_EDITS_KEPT)
 
 
 class GivenBlocks:
