@@ -84,7 +84,7 @@ def test_a_mismatch_exits_1_and_names_request_step_and_layer(
         pytest.param(
             ["--max-model-len", "20"], "more than --max-model-len 20", id="prompt-too-long"
         ),
-        pytest.param(["--num-blocks", "2"], "needs 2 blocks of group 0", id="pool-too-small"),
+        pytest.param(["--num-blocks", "2"], "needs 2 blocks of group 'dense'", id="pool-too-small"),
         pytest.param(["--num-blocks", "1"], "block 0 is reserved", id="empty-pool"),
         pytest.param(["--device", "cuda:99"], "cannot be used", id="no-such-device"),
         pytest.param(["--device", "cpu", "--graphs"], "need a CUDA device", id="graphs-on-a-cpu"),

@@ -94,7 +94,7 @@ def test_the_longest_request_of_a_pool_ends_and_one_longer_is_refused() -> None:
     limits = tiny_limits(max_model_len=1024, max_num_batched_tokens=512)
     engine = tiny_engine(limits, options, num_blocks=8)
     (prompt,) = random_prompts(5, [892])
-    with pytest.raises(RequestRefusedError, match="needs 8 blocks of group 0 for 897 tokens"):
+    with pytest.raises(RequestRefusedError, match="needs 8 blocks of group 'dense' for 897 tokens"):
         engine.add_request(prompt, SamplingParams(max_new_tokens=5))
     assert not engine.has_work
     traffic = Traffic([prompt], [SamplingParams(max_new_tokens=4)])

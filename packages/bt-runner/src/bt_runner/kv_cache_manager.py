@@ -252,6 +252,10 @@ class KVCacheManager:
         self.groups = tuple(
             GroupBlocks(layout, count) for layout, count in zip(layouts, num_blocks, strict=True)
         )
+        self._labels = [
+            f"group {index}" if names is None else f"group {names[index]!r}"
+            for index in range(len(layouts))
+        ]
         self._null_prefixes: list[tuple[int, int, int]] = []
         self._cleared: list[int] = []
         self._rewritten: set[int] = set()
@@ -282,13 +286,13 @@ class KVCacheManager:
         Raises:
             RequestRefusedError: It says which pool, and how many blocks are missing.
         """
-        for index, group in enumerate(self.groups):
+        for index, (label, group) in enumerate(zip(self._labels, self.groups, strict=True)):
             layout, capacity = group.layout, group.pool.capacity
             longest = layout.num_blocks(request.max_len)
             needed = min(longest, layout.max_resident_blocks(layout.limits.max_num_batched_tokens))
             if needed > capacity:
                 raise RequestRefusedError(
-                    f"request {request.request_id!r} needs {needed} blocks of group {index} for "
+                    f"request {request.request_id!r} needs {needed} blocks of {label} for "
                     f"{request.max_len} tokens, and the pool has {capacity} besides the null "
                     "block: shorten it or enlarge the pool",
                     group=index,
