@@ -65,4 +65,5 @@ def test_a_write_to_a_shared_block_ends_with_1_in_its_step(
 
     said = capsys.readouterr().err
     assert ("shared-write" in said) == bool(options)
-    assert said.startswith("step ") == bool(options)
+    assert said.startswith("error: step ") == bool(options)
+    assert said.count("step ") == len(options) + said.count("the step ")

@@ -96,6 +96,12 @@ class GroupBlocks:
         """Return what ``layout.num_blocks`` does, for lengths of at least 1."""
         return (num_tokens + (self._span - 1)) // self._span + self._num_extra
 
+    def blocks_of(self, rows: Ints) -> Tokens:
+        """Return what rows hold, [N, the most of them], null behind a shorter row's blocks."""
+        held = self.held[rows]
+        columns = np.arange(held.max(initial=1))
+        return np.where(columns < held[:, None], self.block_ids[rows][:, columns], NULL_BLOCK)
+
     def growth(self, rows: Ints, num_computed: Ints, seq_lens: Ints) -> _Growth | None:
         """Return what a step that leaves rows with ``seq_lens`` tokens adds; None if nothing."""
         missing = self.num_blocks(seq_lens) - self.held[rows]

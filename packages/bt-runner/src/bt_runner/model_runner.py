@@ -96,6 +96,10 @@ class TableGuard:
                 torch.from_numpy(pool.references.astype(np.int32)).to(device)
                 for pool in self._kv.pools
             ],
+            ref_blocks=[
+                torch.from_numpy(group.blocks_of(batch.rows)).to(device)
+                for group in self._kv.groups
+            ],
         )
 
 

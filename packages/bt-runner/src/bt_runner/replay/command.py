@@ -89,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
                 steps.note,
             )
     except (VerificationError, BlockTableFaultError) as error:
-        print_error(f"step {replay.summary.num_steps}: {error}")
+        # the sanitizer's report begins with its step
+        is_report = isinstance(error, BlockTableFaultError)
+        print_error(str(error) if is_report else f"step {replay.summary.num_steps}: {error}")
         return ExitCode.MISMATCH
     except KeyboardInterrupt:
         is_whole = False
