@@ -103,7 +103,9 @@ def carrying_nothing_out() -> Iterator[None]:
         yield
 
 
-def make_loop(num_reqs: int, num_groups: int, max_steps_in_flight: int = 2) -> EngineLoop:
+def make_loop(
+    num_reqs: int, num_groups: int, max_steps_in_flight: int = 2, *, prefix_caching: bool = True
+) -> EngineLoop:
     """Return an engine for as many requests, with as many groups."""
     limits = ServingLimits(
         max_model_len=8192, max_num_reqs=num_reqs + 1, max_num_batched_tokens=16_384
@@ -124,7 +126,7 @@ def make_loop(num_reqs: int, num_groups: int, max_steps_in_flight: int = 2) -> E
     ]
     setup = init_attention(groups, limits, "cpu")
     sizes = [1 + 70 * (num_reqs + 1)] * num_groups
-    kv = KVCacheManager(setup.layouts, sizes)
+    kv = KVCacheManager(setup.layouts, sizes, prefix_caching=prefix_caching)
     runner = ModelRunner(
         setup,
         StandIn(),
@@ -211,16 +213,25 @@ def step_times(loop: EngineLoop, num_steps: int, before: Callable[[], None]) -> 
     return times
 
 
-def report(num_reqs: int, num_groups: int, num_steps: int, *, by_phase: bool) -> None:
-    """Print the times of one size."""
-    loop = make_loop(num_reqs, num_groups)
+def steady_loop(num_reqs: int, num_groups: int, *, prefix_caching: bool) -> EngineLoop:
+    """Return an engine whose requests decode, one block past their prompts."""
+    loop = make_loop(num_reqs, num_groups, prefix_caching=prefix_caching)
     arrivals = Arrivals(loop)
     for _ in range(num_reqs):
         arrivals.add()
     for _ in range(BLOCK):
         loop.step()
+    return loop
+
+
+def report(num_reqs: int, num_groups: int, num_steps: int, *, by_phase: bool) -> None:
+    """Print the times of one size."""
+    plain = steady_loop(num_reqs, num_groups, prefix_caching=False)
+    told_plain = told(step_times(plain, num_steps, lambda: None))
+    loop = steady_loop(num_reqs, num_groups, prefix_caching=True)
     steady = step_times(loop, num_steps, lambda: None)
     print(f"{num_reqs:6} requests, {num_groups} groups: steady {told(steady)}")
+    print(f"{'':18}without prefix caching {told_plain}")
     if by_phase:
         phases = Phases()
         with phases.watching():

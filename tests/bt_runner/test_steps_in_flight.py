@@ -297,3 +297,18 @@ def test_the_host_clock_stops_while_the_device_is_waited_for(
     _start(engine, greedy_traffic(10, (4,), max_new_tokens=3))
     _finish(engine)
     assert engine.host_seconds == 6.0
+
+
+@pytest.mark.parametrize("num_steps", range(1, 7))
+def test_a_token_in_flight_may_begin_a_chunk_of_tokens_beside_a_prompt(num_steps: int) -> None:
+    """Its place is not there before the host knows it, and another's prompt is read meanwhile."""
+    limits = tiny_limits(max_model_len=300, max_num_batched_tokens=300)
+    traffic = greedy_traffic(9, (253, 5), max_new_tokens=8)
+    engine = tiny_engine(limits)
+    first = engine.add_request(traffic.prompts[0], traffic.params[0])
+    # in one of these steps position 256, the first past a chunk of 256, is beside the prompt
+    for _ in range(num_steps):
+        engine.step()
+    second = engine.add_request(traffic.prompts[1], traffic.params[1])
+    _finish(engine)
+    assert [first.output, second.output] == decode_all_densely(traffic)

@@ -256,15 +256,15 @@ class InputBuffers:
         if batch.rows[0] < 0:
             host.token_ids[:num_real] = 0
             return False
-        on_device = positions >= num_on_host
-        if on_device.all():
-            host.token_ids[:num_real] = _FROM_DEVICE
-            return True
-        host.token_ids[:num_real] = table.read(rows, positions)
-        takes_from_device = bool(on_device.any())
-        if takes_from_device:
-            host.token_ids[:num_real][on_device] = _FROM_DEVICE
-        return takes_from_device
+        is_known = positions < num_on_host
+        if is_known.all():
+            host.token_ids[:num_real] = table.read(rows, positions)
+            return False
+        # a token on its way to the host has no place there yet
+        host.token_ids[:num_real] = _FROM_DEVICE
+        if is_known.any():
+            host.token_ids[:num_real][is_known] = table.read(rows[is_known], positions[is_known])
+        return True
 
     def _lay_out_choices(
         self,
