@@ -39,7 +39,7 @@ class RankLostError(RunnerError, RuntimeError):
 
 
 class VerificationError(RunnerError):
-    """A table, a slot or the books of a pool are not what the contract says.
+    """A table, a slot or the reference counts of a pool are not what the contract says.
 
     The facts name ``request``, ``group`` and ``column`` where there are such, and what
     was ``expected`` and ``found``.

@@ -1,4 +1,4 @@
-"""``bt-runner replay``: real traffic over real geometry, checked, with its figures at the end."""
+"""``bt-runner replay``: a trace of real traffic over a model's block tables, checked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bt_width.terminal import ExitCode, print_error, print_line, print_warning
 
 _MAX_COMPLAINTS = 10
 _BYTES_PER_BLOCK = 128
-"""Of a pool's books, at most."""
+"""Host memory of a pool, at most."""
 _PHASES = ("table update", "builders", "the rest")
 
 
@@ -207,7 +207,9 @@ def _pool_sizes(
     blocks: list[int] | None = args.blocks
     if blocks is None:
         return average_pool_sizes(layouts, requests, args.acceptance)
-    require_memory("the books of --blocks", max(blocks) * len(layouts) * _BYTES_PER_BLOCK, "cpu")
+    require_memory(
+        "the block pools of --blocks", max(blocks) * len(layouts) * _BYTES_PER_BLOCK, "cpu"
+    )
     if len(blocks) == 1:
         return (blocks[0],) * len(layouts)
     if len(blocks) != len(layouts):
