@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -484,8 +484,13 @@ def test_settings_come_from_the_environment() -> None:
 
 
 @pytest.fixture
-def clean_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_import_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "vllm":
+            del sys.modules[name]
 
 
 def test_another_version_is_one_sentence_and_no_check(
@@ -526,11 +531,11 @@ def test_the_runners_are_patched_when_they_are_there(
         encoding="utf-8",
     )
     if is_imported:
-        monkeypatch.setitem(sys.modules, name, _import(name))
+        _import(name)
         register()
     else:
         register()
-        monkeypatch.setitem(sys.modules, name, _import(name))
+        _import(name)
 
     assert sys.modules[name].GPUModelRunner._bt_tables_patched
     assert not caplog.messages
@@ -556,7 +561,7 @@ def test_a_runner_that_has_changed_is_one_sentence_at_its_import(
     register()
 
     name = "vllm.v1.worker.gpu_model_runner"
-    monkeypatch.setitem(sys.modules, name, _import(name))
+    _import(name)
 
     (message,) = caplog.messages
     assert message.startswith("Block tables are not checked: GPUModelRunner has no initialize_kv")
