@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
 from bt_builders import init_attention
 from bt_runner.arguments import (
@@ -34,7 +33,7 @@ from bt_runner.errors import BadInputError, RunnerError
 from bt_runner.kv_cache_manager import KVCacheManager, pool_sizes
 from bt_runner.memory import require_step_memory
 from bt_runner.model_runner import InFlightStep, ModelRunner, TableGuard
-from bt_runner.models.cache.cache_groups import CacheGroup, CacheOptions, cache_groups
+from bt_runner.models.cache.cache_groups import CacheOptions, cache_groups
 from bt_runner.models.cache.caches import Caches
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.layers.pieces import WORKSPACE_BYTES
@@ -264,26 +263,6 @@ class _OneByOne:
         return drafts, counts
 
 
-class _Model(PagedModel):
-    """A paged model with its caches."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: Weights,
-        caches: Caches,
-        groups: Sequence[CacheGroup],
-        sharding: Sharding,
-        workspace_bytes: int,
-    ) -> None:
-        super().__init__(config, weights, caches, sharding, workspace_bytes)
-        self._caches = caches
-        self._groups = groups
-
-    def copy_blocks(self, group: int, source_ids: Tensor, target_ids: Tensor) -> None:
-        self._caches.copy(self._groups[group], source_ids, target_ids)
-
-
 class Engine(EngineLoop):
     """Runs requests through a model, all cached state in blocks.
 
@@ -375,7 +354,7 @@ class Engine(EngineLoop):
         sharding = Sharding(ranks, limits.context_parallel.interleave)
         runner = ModelRunner(
             setup,
-            _Model(config, weights, self._caches, self.groups, sharding, workspace_bytes),
+            PagedModel(config, weights, self._caches, sharding, workspace_bytes),
             Sampler(),
             tables=StagedBlockTables(
                 setup.layouts,

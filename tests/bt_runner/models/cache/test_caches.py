@@ -86,7 +86,7 @@ def test_blocks_are_copied_in_every_cache_of_a_group() -> None:
     for tensor in groups[2].tensors:
         cache = caches[tensor.layer, tensor.name]
         cache.copy_(torch.arange(7).view(-1, *(1,) * (cache.dim() - 1)).expand_as(cache))
-    caches.copy(groups[2], torch.tensor([3, 5]), torch.tensor([1, 0]))
+    caches.copy(2, torch.tensor([3, 5]), torch.tensor([1, 0]))
     for tensor in groups[2].tensors:
         firsts = caches[tensor.layer, tensor.name].flatten(1)[:, 0].tolist()
         assert firsts == [0, 3, 2, 3, 4, 5, 6]

@@ -54,6 +54,7 @@ class PagedModel:
         """
         self._config = config
         self._weights = weights
+        self._caches = caches
         self._layers: list[_AttentionBlock | _MambaBlock] = []
         for index, layer in enumerate(config.layers):
             match layer:
@@ -87,6 +88,10 @@ class PagedModel:
         names = self._config.names
         normed = rms_norm(hidden, self._weights[names.final_norm], self._config.norm_eps)
         return F.linear(normed, self._weights[names.head])
+
+    def copy_blocks(self, group: int, source_ids: Tensor, target_ids: Tensor) -> None:
+        """Copy blocks of all a group's caches; nothing where the target is the null block."""
+        self._caches.copy(group, source_ids, target_ids)
 
 
 class _AttentionBlock:

@@ -36,6 +36,7 @@ class Caches:
         Raises:
             BadInputError: There is not so much memory.
         """
+        self._groups = tuple(groups)
         self.tensors: dict[tuple[int, str], Tensor] = {}
         num_bytes = sum(
             math.prod(kv_cache_shape(layout, count, tensor.shape, member=_member(layout, tensor)))
@@ -64,9 +65,15 @@ class Caches:
         """Return the bytes of a group's tensors."""
         return sum(self[tensor.layer, tensor.name].nbytes for tensor in group.tensors)
 
-    def copy(self, group: CacheGroup, source_ids: Tensor, target_ids: Tensor) -> None:
-        """Copy blocks of all a group's caches; nothing where the target is the null block."""
-        for tensor in group.tensors:
+    def copy(self, group: int, source_ids: Tensor, target_ids: Tensor) -> None:
+        """Copy blocks of all a group's caches; nothing where the target is the null block.
+
+        Args:
+            group: The group's index.
+            source_ids: Blocks to copy from, [N] int64 or int32.
+            target_ids: Blocks to copy to, of the same shape.
+        """
+        for tensor in self._groups[group].tensors:
             cache = self[tensor.layer, tensor.name]
             write(cache, target_ids, cache[source_ids])
 
