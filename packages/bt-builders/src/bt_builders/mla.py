@@ -239,7 +239,7 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
         starts = common.query_start_loc[reqs.start : reqs.stop + 1]
         query_lens = query_lens_of(common)[reqs]
         bounds = common.seq_lens_upper_bound_host.numpy()[reqs] - query_lens
-        bounds[query_lens == 0] = 0  # nobody asks for that context
+        bounds[query_lens == 0] = 0  # no query reads that context
         context_lens = common.num_computed_tokens[reqs]
         return MLAPrefillMetadata(
             first_req=reqs.start,

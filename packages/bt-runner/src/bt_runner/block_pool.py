@@ -2,8 +2,8 @@
 
 It knows no requests and no tokens. A block is in one of three states:
 
-    held      somebody refers to it
-    cooling   nobody does, but a step that was launched before may still touch it
+    held      has references
+    cooling   no references, but a step that was launched before may still touch it
     free      ``allocate`` may give it
 
 A block with a hash is *findable* in all three, with what was computed into it: ``acquire``
@@ -213,7 +213,7 @@ class BlockPool:
     def release(self, block_ids: BlockIds, *, last_step: int) -> None:
         """Drop a reference of each block.
 
-        Those that nobody holds any more cool until ``last_step`` has ended. They are given
+        Those without references cool until ``last_step`` has ended. They are given
         again in the reverse of this order: of a row, the end goes before the beginning,
         which more requests may share.
 
@@ -304,7 +304,7 @@ class BlockPool:
         self.complete(self._completed)
 
     def _cool(self, ids: _Ids, last_step: int) -> None:
-        """Note that nobody holds these blocks any more; one may occur twice."""
+        """Note that these blocks have no references left; one may occur twice."""
         if not len(ids):
             return
         tickets = np.arange(self._next_ticket, self._next_ticket + len(ids))

@@ -110,7 +110,7 @@ class InputBatch:
         token_ids: ``[T]`` int64.
         positions: ``[T]`` int64; -1 for padding.
         req_of_token: ``[T]`` int64, the batch's row of each token; the last one for padding.
-        rows: ``[N]`` int64; for padding a row that nobody has.
+        rows: ``[N]`` int64; for padding a row that no request has.
         query_start_loc: ``[N + 1]`` int32.
         seq_lens: ``[N]`` int32.
         num_computed_tokens: ``[N]`` int32.
@@ -183,7 +183,7 @@ class InputBuffers:
     ) -> None:
         """Allocate for the largest step."""
         self.num_copies = 0
-        self._nobody = limits.max_num_reqs
+        self._padding_row = limits.max_num_reqs
         self._device = device
         num_tokens, num_reqs = limits.max_num_batched_tokens, limits.max_num_reqs
         _, end = _places(num_reqs, num_tokens)
@@ -208,7 +208,7 @@ class InputBuffers:
         num_reqs, num_tokens = num_reqs_padded or count, num_tokens_padded or num_real
         slot = self._next_slot()
         host = self._host_parts(slot, num_reqs, num_tokens)
-        host.rows[:count], host.rows[count:] = batch.rows, self._nobody
+        host.rows[:count], host.rows[count:] = batch.rows, self._padding_row
         host.query_start_loc[0] = 0
         host.query_start_loc[1 : count + 1], host.query_start_loc[count + 1 :] = ends, num_real
         host.seq_lens[:count], host.seq_lens[count:] = seq_lens, 0

@@ -80,7 +80,7 @@ class GroupBlocks:
         num_rows = layout.limits.max_num_reqs
         self.held: Ints = np.zeros(num_rows, np.int64)
         self.num_null: Ints = np.zeros(num_rows, np.int64)
-        # pages of memory that nobody writes to are none: only what rows hold takes room
+        # untouched pages take no memory: only what rows hold does
         self.block_ids: Tokens = np.zeros((num_rows, addressing.blocks_per_row), np.int32)
         self._keeps_states = addressing.tokens_per_state_column < MAX_POSITION
         # a column for every so many tokens, and some that do not depend on the tokens

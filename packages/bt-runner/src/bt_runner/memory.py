@@ -20,7 +20,7 @@ _BYTES_PER_REQUEST = 512
 
 
 def available_bytes(device: torch.device | str) -> int | None:
-    """Return the free bytes of a device's memory; None where nobody can say."""
+    """Return the free bytes of a device's memory; None where it is not known."""
     device = torch.device(device)
     if device.type == "cuda" and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(device)[0])

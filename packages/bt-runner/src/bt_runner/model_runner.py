@@ -113,13 +113,13 @@ class _Prepared(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlightStep:
-    """A step that was launched and that nobody has waited for yet.
+    """A step that was launched and not waited for yet.
 
     Attributes:
         step: Its number.
         batch: Its batch.
         metadata: What the builders of each group were given.
-        rows: ``[N]`` int64, on the device; padding is nobody's row.
+        rows: ``[N]`` int64, on the device; padding has a row of its own.
         streams: ``[layers, T, hidden]``, the residual stream after each layer, where it is
             recorded.
         logits: ``[S, vocab]``, request by request as many as each has choices.
@@ -347,6 +347,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _capture(self, size: GraphSize, capture: Capture) -> Work:
-        nobody = RunningRequests(1)
-        prepared = self._prepare(dummy_batch(*size), nobody, size, ())
+        no_requests = RunningRequests(1)
+        prepared = self._prepare(dummy_batch(*size), no_requests, size, ())
         return capture(partial(self._model.forward, prepared.step))

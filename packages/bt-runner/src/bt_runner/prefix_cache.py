@@ -14,7 +14,7 @@ Rings and Mamba "none" keep nothing of a prefix: with one of them nothing is eve
 A hash names all tokens up to the end of its block. It is SHA-256 over the hash before it and
 the tokens since, and begins with the digests of all groups' layouts. Blocks with equal hashes
 therefore hold equal states: to find other tokens with the same hash is to find a collision of
-SHA-256, which nobody can, so tokens are not compared. Each group has a pool, and each pool
+SHA-256, of which none is known, so tokens are not compared. Each group has a pool, and each pool
 its own hashes, so that one group's blocks are never taken for another's.
 """
 
@@ -283,7 +283,7 @@ class PrefixCache:
         """Take a reference to the blocks of a hit that ``longest`` found.
 
         Returns:
-            The row's blocks, group by group; columns that nobody reads any more are null.
+            The row's blocks, group by group; columns that no later step reads are null.
         """
         rows = [group.blocks(hashes, num_tokens) for group in self._groups]
         for group, ids in zip(self._groups, rows, strict=True):

@@ -151,5 +151,5 @@ def _is_told_elsewhere(message: str) -> bool:
         )
         return store.add(f"refused/{sha256(message.encode(errors='replace')).hexdigest()}", 1) > 1
     except (RuntimeError, ValueError, KeyError):
-        # nobody to ask: rather twice than never
+        # without a store each rank prints: rather twice than never
         return False

@@ -213,7 +213,7 @@ class RunningRequests:
         self.temperatures = np.zeros(max_num_reqs, np.float64)
         self.seeds = self._zeros()
         self._stop_tokens: Tokens = np.full((max_num_reqs, 0), _NO_TOKEN, np.int32)
-        # a row's chunks in order, those of all rows one after the other, and those nobody has
+        # a row's chunks in order, those of all rows one after the other, and the free ones
         self._chunk_of: Tokens
         self._num_chunks: Ints
         self._chunks: Tokens

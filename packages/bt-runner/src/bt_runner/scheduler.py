@@ -31,7 +31,7 @@ class SchedulerOutput:
     """A step's batch: requests that decode, then those that prefill (N).
 
     Attributes:
-        rows: [N]; -1 for a row that stands for nobody.
+        rows: [N]; -1 for padding.
         lives: [N]; of each row, when it was scheduled.
         requests: [N] object.
         starts: [N]; position of the first token that is computed.
@@ -100,8 +100,8 @@ class StepOutputs(Sequence[StepOutput]):
     @classmethod
     def none(cls) -> StepOutputs:
         """Return what no step gave."""
-        nobody = np.empty(0, np.int64)
-        return cls(np.empty(0, object), np.empty((0, 1), np.int32), nobody, {})
+        no_tokens = np.empty(0, np.int64)
+        return cls(np.empty(0, object), np.empty((0, 1), np.int32), no_tokens, {})
 
     def __len__(self) -> int:
         """Return how many requests got a token."""
@@ -185,7 +185,7 @@ class Scheduler:
             num_served += kv.allocate(batch.rows[part], batch.starts[part], batch.seq_lens[part])
             if num_served < num_wanted:
                 if self._blocks_are_returning():
-                    # the step that still uses them ends soon: wait, and let nobody overtake
+                    # the step that still uses them ends soon: wait, and let none overtake
                     num_wanted = num_served
                 else:
                     # the one that came last starts over; it was not served yet

@@ -91,7 +91,7 @@ class CsrGatherer:
         return out
 
     def _send(self, destination: torch.Tensor, values: IntArray, padding: int) -> None:
-        # host memory of its own, which nobody writes again while it is read
+        # host memory of its own, not written again while it is read
         host = self._executor.host_ints(len(destination))
         host.numpy()[: len(values)] = values
         host.numpy()[len(values) :] = padding

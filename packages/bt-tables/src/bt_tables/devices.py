@@ -177,7 +177,7 @@ class CudaExecutor:
         self._pins = True
 
     def memory_bytes(self) -> int:
-        """Return the memory of the device that nobody holds, and what torch keeps of it."""
+        """Return the free memory of the device, and what torch keeps of it."""
         free, _ = torch.cuda.mem_get_info(self.device)
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return free + kept

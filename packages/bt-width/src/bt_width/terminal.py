@@ -135,7 +135,7 @@ def print_warning(message: object) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print a line for the person; where nobody can read it, it is lost."""
+    """Print a line to standard error; where that is closed, it is lost."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 

@@ -227,7 +227,7 @@ def _map_slots(
     block = local // block_size * tl.load(group_ptr + ADVANCES).to(tl.int32)
     is_ours &= is_real & (block < tl.load(group_ptr + SLOT_BLOCKS).to(tl.int32))
 
-    # a row that nobody edits keeps everything it holds
+    # a row without an edit keeps everything it holds
     edit = tl.load(packet_ptr + EDIT_OF_ROW + row, mask=is_ours, other=0)
     is_edited = edit > 0
     field_ptr = packet_ptr + tl.load(packet_ptr + ENTRIES_AT) + FIELDS + group

@@ -131,7 +131,7 @@ class _Records(NamedTuple):
         return _Records(*(field[entry] for field in self))
 
     def and_untouched(self, width: int) -> _Records:
-        """Append the record of a row that nobody edits: it keeps everything it holds."""
+        """Append the record of a row without an edit: it keeps everything it holds."""
         untouched = np.zeros((len(self), 1), np.int64)
         untouched[self._fields.index("keep")] = width
         return _Records(*map(np.concatenate, zip(self, untouched, strict=True)))
@@ -245,7 +245,7 @@ def _map_slots(
     has_column = column < addressing.slot_blocks * addressing.kernel_blocks_per_block
     has_slot = (tokens.row >= 0) & is_position & (rank == addressing.rank) & has_column
     row, column, offset = tokens.row[has_slot], column[has_slot], offset[has_slot]
-    # no edit is -1: the last record, of a row that nobody edits
+    # no edit is -1: the last record, of a row without an edit
     edit = view.packet[EDIT_OF_ROW_AT + row] - 1
     of_row = records.and_untouched(addressing.width).pick(edit)._replace(row=row)
     ids, read = view.ids_after(of_row, column)

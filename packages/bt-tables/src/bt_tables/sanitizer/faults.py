@@ -9,7 +9,7 @@ import torch
 
 from .findings import FaultKind, Finding
 
-NOBODY = -1
+NO_ROW = -1
 """No other owner."""
 
 
@@ -20,12 +20,12 @@ class Faults:
     Attributes:
         kind: What is wrong.
         group: The cache group, or None for the whole step.
-        row: The rows, ``NOBODY`` where a token has none.
+        row: The rows, ``NO_ROW`` where a token has none.
         column: The columns.
         token: The tokens.
         value: What was found.
         expected: What should have been there.
-        other: The other owners' rows, ``NOBODY`` where there is none.
+        other: The other owners' rows, ``NO_ROW`` where there is none.
     """
 
     kind: FaultKind
@@ -72,4 +72,4 @@ def _first(values: torch.Tensor | None, count: int) -> list[int | None]:
 
 
 def _absent_to_none(row: int | None) -> int | None:
-    return None if row == NOBODY else row
+    return None if row == NO_ROW else row

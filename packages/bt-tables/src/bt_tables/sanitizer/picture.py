@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 UNKNOWN = "?"
-"""What stands where nobody said which id belongs."""
+"""What stands where the expected id is not known."""
 
 
 class PictureColumn(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from bt_width import MAX_POSITION, NULL_BLOCK, PAD_SLOT, Addressing
 
 from ..reference.addressing import local_lengths, locate
-from .faults import NOBODY, Faults
+from .faults import NO_ROW, Faults
 from .findings import FaultKind
 from .step import CheckedStep, GroupStep
 
@@ -33,7 +33,7 @@ def find_faults(step: CheckedStep, marks: torch.Tensor) -> list[Faults]:
     num_slots = min((group.slots.shape[0] for group in step.groups), default=0)
     broken = [faults for faults in query_faults(step, num_slots) if step.groups and len(faults)]
     if broken:
-        # nobody can say which token is whose
+        # then no token can be assigned to a request
         return broken
     return [
         faults
@@ -327,11 +327,11 @@ class Owners(NamedTuple):
     row: torch.Tensor
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
-        """Return the first owners of blocks, ``NOBODY`` where there is none."""
+        """Return the first owners of blocks, ``NO_ROW`` where there is none."""
         if not self.block.numel():
-            return torch.full_like(block, NOBODY)
+            return torch.full_like(block, NO_ROW)
         at = torch.searchsorted(self.block, block).clamp(max=self.block.shape[0] - 1)
-        return torch.where(self.block[at] == block, self.row[at], NOBODY)
+        return torch.where(self.block[at] == block, self.row[at], NO_ROW)
 
 
 def owners_of(claims: Claims) -> Owners:
@@ -374,7 +374,7 @@ def _claim_faults(
     other = None
     if owners is not None:
         other = owners.of(claims.block)
-        other = torch.where(other == claims.row, NOBODY, other)
+        other = torch.where(other == claims.row, NO_ROW, other)
     return Faults(
         kind=kind,
         group=group.group,
@@ -389,7 +389,7 @@ class Tokens(NamedTuple):
     """Every slot of a group's step, real tokens first; all are [tokens].
 
     Attributes:
-        row: The token's request, ``NOBODY`` where it is padding.
+        row: The token's request, ``NO_ROW`` where it is padding.
         column: The column of its position, 0 where it has none.
         is_kept: Whether this rank keeps it.
         expected: Its slot.
@@ -408,7 +408,7 @@ def tokens_of(step: CheckedStep, group: GroupStep) -> Tokens:
     token = torch.arange(group.slots.shape[0], device=group.slots.device)
     row = torch.searchsorted(starts[1:], token, right=True)
     is_real = row < step.num_reqs
-    owner_row = torch.where(is_real, row, NOBODY)
+    owner_row = torch.where(is_real, row, NO_ROW)
     if not step.num_reqs or not addressing.slot_blocks:
         nowhere = torch.full_like(token, PAD_SLOT)
         return Tokens(owner_row, torch.zeros_like(token), torch.zeros_like(is_real), nowhere)
@@ -429,11 +429,11 @@ def slot_faults(group: GroupStep, tokens: Tokens, owners: Owners) -> Iterator[Fa
     slots = group.slots
     is_wrong = slots != tokens.expected
     is_pad = slots == PAD_SLOT
-    is_real = tokens.row != NOBODY
+    is_real = tokens.row != NO_ROW
     block = slots // group.addressing.block_size
     is_pool = (slots >= 0) & (block < group.num_blocks)
     holder = owners.of(torch.where(is_pool, block, NULL_BLOCK))
-    is_other = is_pool & (holder != NOBODY) & (holder != tokens.row)
+    is_other = is_pool & (holder != NO_ROW) & (holder != tokens.row)
     left = is_wrong
     for kind, where in (
         (FaultKind.PADDING_SLOT, ~is_real),
@@ -454,7 +454,7 @@ _OWNED = (FaultKind.NEIGHBOUR_SLOT, FaultKind.PADDING_SLOT)
 
 def _twice(group: GroupStep, tokens: Tokens) -> Faults:
     """Return tokens that write a slot which an earlier one writes; a ring may come round."""
-    used = ((tokens.row != NOBODY) & (group.slots != PAD_SLOT)).nonzero()[:, 0]
+    used = ((tokens.row != NO_ROW) & (group.slots != PAD_SLOT)).nonzero()[:, 0]
     in_order, order = torch.sort(group.slots[used], stable=True)
     token = used[order]
     first = token[torch.searchsorted(in_order, in_order)]
@@ -462,7 +462,7 @@ def _twice(group: GroupStep, tokens: Tokens) -> Faults:
     if not group.addressing.advances:
         is_twice &= tokens.row[token] != tokens.row[first]
     token, first = token[is_twice], first[is_twice]
-    other = torch.where(tokens.row[first] == tokens.row[token], NOBODY, tokens.row[first])
+    other = torch.where(tokens.row[first] == tokens.row[token], NO_ROW, tokens.row[first])
     at = torch.argsort(token)
     return _slot_faults(FaultKind.SLOT_TWICE, group, tokens, token[at], other[at])
 

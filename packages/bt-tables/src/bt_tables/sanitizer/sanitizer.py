@@ -206,7 +206,7 @@ class BlockTableSanitizer:
             is_request = finding.row < len(requests)
             if group.ref_blocks is not None and is_request:
                 given = group.ref_blocks[finding.row].tolist()[: group.addressing.blocks_per_row]
-                # what is no block cannot be expanded, and is nobody's expectation
+                # what is no block cannot be expanded, and is not expected anywhere
                 given = [block if 0 < block < group.num_blocks else 0 for block in given]
             picture = draw_row(
                 finding,

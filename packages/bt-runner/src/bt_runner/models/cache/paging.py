@@ -56,7 +56,7 @@ def read_line(
         cache: ``[kernel blocks, kernel_block_size, D]``.
         block_table: ``[B, W]``.
         starts: ``[B + 1]``, where each span begins; past the last of them the result
-            holds something, and nobody may look.
+            is undefined and must not be read.
         num_tokens: The length of the line, at least ``starts[-1]``.
         skipped: ``[B]``, tokens of each row before its span.
     """

@@ -40,6 +40,6 @@ class Arrivals:
         self._now += self.step_ms or 0.0
 
     def pass_idle(self) -> None:
-        """Let time pass until the next request comes, as nobody else is here."""
+        """Move the clock to the next arrival, as no request is running or waiting."""
         if self._next is not None:
             self._now = max(self._now, self._next.arrival_ms)

@@ -85,7 +85,7 @@ def step_v1(runner: Any, num_reqs_padded: int, slots: dict[int, torch.Tensor]) -
     num_reqs = runner.input_batch.num_reqs
     return RunnerStep(
         block_tables=[table.get_device_tensor(num_reqs_padded) for table in tables],
-        # groups without a mapping have a buffer that nobody writes
+        # groups without a mapping have a buffer that is never written
         slot_mappings=[
             slots[at] if table.slot_mapping_mode.value != "none" else None
             for at, table in enumerate(tables)
