@@ -80,7 +80,12 @@ def name_of(page: Path) -> str:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES + READMES if page.name not in MEASURED], ids=name_of
 )
-def test_a_page_prints_what_it_shows(page: Path) -> None:
+def test_a_page_prints_what_it_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # what its Python writes stays out of the checkout
+    monkeypatch.chdir(tmp_path)
+
     assert run_page(page.read_text(encoding="utf-8")) == []
 
 
