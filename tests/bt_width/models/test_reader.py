@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.support import model_configs
 from tests.support.model_configs import Config
+from tests.support.speed import slowness
 
 from bt_width import (
     BlockTableError,
@@ -109,7 +110,7 @@ def test_a_config_that_is_nested_on_and_on_is_refused_at_once() -> None:
 
     with pytest.raises(UnknownModelError, match="model_type"):
         read_model(config)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 1 * slowness()
     while "text_config" in config:  # a list of such depth cannot be freed in one go
         config = config["text_config"]  # type: ignore[assignment]  # it is a Config
 
@@ -364,7 +365,7 @@ def test_a_wrong_value_of_any_key_is_refused_by_name_or_not_read(config: Config)
         found, message = read_or_refuse({**config, key: value})
         assert found == right or key in message or key in ("torch_dtype", "dtype")
         assert len(message) < 400
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 10 * slowness()
 
 
 @pytest.mark.parametrize("config", [None, [], "text", 3, b"{}"], ids=repr)
