@@ -1,6 +1,6 @@
 """What a decode step of the builders holds, moves and costs, beside a full copy of every row.
 
-GLM-5.2's geometry: blocks of 64, 1,048,576 tokens, 256 requests, three drafts each, 8,192
+GLM-5.2's shape: blocks of 64, 1,048,576 tokens, 256 requests, three drafts each, 8,192
 batched tokens, contexts of 8,192 tokens. Equality comes first; without it there is no time.
 It prints and asserts nothing else.
 """

@@ -44,21 +44,21 @@ def main() -> int:
         print("there is no CUDA device: nothing was run and nothing measured")
         return 0
     sources = [str(ROOT), *(str(path) for path in sorted(ROOT.glob("packages/*/src")))]
-    surroundings = dict(os.environ)
+    environment = dict(os.environ)
     # Triton's own library reads both when it is first imported
-    surroundings["TRITON_INTERPRET"] = "0"
-    surroundings.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    surroundings["PYTHONPATH"] = os.pathsep.join([*sources, os.environ.get("PYTHONPATH", "")])
-    codes = [_run(part, surroundings) for part in PARTS]
+    environment["TRITON_INTERPRET"] = "0"
+    environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    environment["PYTHONPATH"] = os.pathsep.join([*sources, os.environ.get("PYTHONPATH", "")])
+    codes = [_run(part, environment) for part in PARTS]
     return 1 if any(codes) else 0
 
 
-def _run(part: Part, surroundings: dict[str, str]) -> int:
+def _run(part: Part, environment: dict[str, str]) -> int:
     print(f"\n$ {' '.join(part.module)}", flush=True)
     command = [sys.executable, "-m", *part.module]
     try:
         return subprocess.run(
-            command, cwd=ROOT, env=surroundings, timeout=part.seconds, check=False
+            command, cwd=ROOT, env=environment, timeout=part.seconds, check=False
         ).returncode
     except subprocess.TimeoutExpired:
         print(f"it took longer than {part.seconds} s")

@@ -1,4 +1,4 @@
-"""Two whole traces of real traffic at GLM-5.2's geometry, every check on.
+"""Two whole traces of real traffic at GLM-5.2's shape, every check on.
 
 Azure's conversations and Mooncake's, from the folder ``BT_DATA`` (``../shared/data``): block 64,
 350,000 tokens, two context-parallel ranks, 256 running requests, 3 drafts. A trace or config

@@ -110,7 +110,7 @@ def decode_step(layouts: list[BlockTableLayout], device: str) -> tuple[Step, lis
 
 
 def step_bytes(step: Step) -> int:
-    """Bytes that a check of a settled step reads and writes: live columns, slots, blocks held."""
+    """Bytes that a check reads and writes where nothing is staged: columns, slots, blocks held."""
     total = 0
     for group, table in enumerate(step.block_tables):
         live = int(step.num_blocks_of_row[:, group].sum())

@@ -1,4 +1,4 @@
-"""Every test's surroundings: Triton interpreted unless told otherwise; CUDA, long forms apart."""
+"""What holds for every test: Triton interpreted unless told otherwise; CUDA, long forms apart."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The house stands as it is drawn: who may import whom, what an import does, who may count."""
+"""The architecture as it is drawn: what may import what, what an import does, what may count."""
 
 import ast
 import json
@@ -278,8 +278,8 @@ def test_only_the_addressing_modules_calculate_with_the_split_over_ranks(package
         "rank = position // addressing.interleave % addressing.shards",
         "turns = lens // (SHARDS * INTERLEAVE)",
         "x += layout.shards",
-        "block, within = divmod(position, size * facts.shards)",
-        "n = divmod(position, facts.interleave)",
+        "block, within = divmod(position, size * addressing.shards)",
+        "n = divmod(position, addressing.interleave)",
     ],
 )
 def test_a_calculation_with_the_split_is_seen(line: str) -> None:

@@ -16,9 +16,9 @@ import bt_width
 pytest.importorskip("hatchling")
 pytest.importorskip("pip")
 
-FACTS = """
+FOUND = """
 import importlib.metadata, importlib.resources, json, {package}
-print("facts", json.dumps(dict(
+print("found", json.dumps(dict(
     file={package}.__file__,
     typed=importlib.resources.files({package}).joinpath("py.typed").is_file(),
     version={package}.__version__,
@@ -34,7 +34,7 @@ class Installed(NamedTuple):
     program: str
     shown: str
     printed: str
-    facts: dict[str, Any]
+    found: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def installed(
     package: str = request.param
     program, shown = as_program((folder_of(package) / "README.md").read_text(encoding="utf-8"))
     script = tmp_path_factory.mktemp("readme") / "readme.py"
-    script.write_text(program + FACTS.format(package=package), encoding="utf-8")
-    printed, _, facts = run([str(pythons[package]), "-I", str(script)]).rpartition("facts ")
-    return Installed(pythons[package], program, shown, printed, json.loads(facts))
+    script.write_text(program + FOUND.format(package=package), encoding="utf-8")
+    printed, _, found = run([str(pythons[package]), "-I", str(script)]).rpartition("found ")
+    return Installed(pythons[package], program, shown, printed, json.loads(found))
 
 
 def test_an_installed_package_does_what_its_readme_shows(installed: Installed) -> None:
@@ -78,12 +78,12 @@ def test_an_installed_package_does_what_its_readme_shows(installed: Installed) -
 
 def test_an_installed_package_is_the_wheels(installed: Installed) -> None:
     """And not the one installed for development, or the test above would show nothing."""
-    assert Path(installed.facts["file"]).is_relative_to(installed.python.parents[1])
+    assert Path(installed.found["file"]).is_relative_to(installed.python.parents[1])
 
 
 def test_an_installed_package_is_typed_and_versioned(installed: Installed) -> None:
-    assert installed.facts["typed"]
-    assert installed.facts["version"] == installed.facts["metadata"]
+    assert installed.found["typed"]
+    assert installed.found["version"] == installed.found["metadata"]
 
 
 def test_the_environment_of_bt_width_has_nothing_else(pythons: dict[str, Path]) -> None:

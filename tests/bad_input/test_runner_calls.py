@@ -31,7 +31,7 @@ from bt_runner import (
 )
 from bt_runner.cuda_graphs import GraphOptions
 from bt_runner.models.config import TensorNames
-from bt_runner.models.sharding import Alone
+from bt_runner.models.sharding import SingleRank
 from bt_runner.recorder import Recorder
 from bt_width import BlockTableError, ServingLimits
 
@@ -100,7 +100,7 @@ def engine_call() -> Call:
             "options": tiny_options,
             "num_blocks": lambda: [20, 20, 20],
             "drafter": lambda: None,
-            "ranks": Alone,
+            "ranks": SingleRank,
             "graphs": lambda: GraphOptions(batch_sizes=(1,), capture=recompute),
             "sanitizes": lambda: True,
         },

@@ -122,7 +122,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-def test_it_draws_without_an_error_and_asks_nobody_for_anything(seen: dict[str, Any]) -> None:
+def test_it_draws_without_an_error_and_loads_nothing(seen: dict[str, Any]) -> None:
     assert seen["faults"] == []
     assert seen["loaded"] == []
 

@@ -98,7 +98,7 @@ def test_from_step_gives_each_group_what_a_batch_by_hand_holds(
                 assert value == wanted, field.name
 
 
-def test_a_batch_of_nobody_is_a_batch() -> None:
+def test_a_batch_without_requests_is_a_batch() -> None:
     batch = batch_of([])
 
     assert (batch.num_reqs, batch.num_tokens, batch.max_query_len, batch.max_seq_len) == (0,) * 4

@@ -149,7 +149,7 @@ def no_reads_of_the_device(common: CommonAttentionMetadata) -> NoHostReads:
     on_host = [
         tensor for name, tensor in tensors_of(common) if "host" in name or name == "is_prefilling"
     ]
-    return NoHostReads(on_host, twins=["bt_builders.reference"])
+    return NoHostReads(on_host, references=["bt_builders.reference"])
 
 
 @pytest.mark.parametrize("query_lens", [[1, 1], [4, 4], [1, 4, 2]], ids=str)
@@ -215,13 +215,13 @@ def test_draft_steps_read_nothing_back(kind: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("query_lens", [[1] * 4, [4] * 4, [1, 4, 2, 1]], ids=str)
 @BUILDERS
-def test_decodes_on_cuda_equal_the_twins_and_allocate_nothing(
+def test_decodes_on_cuda_equal_the_references_and_allocate_nothing(
     spec: CacheSpec, make: Make, query_lens: list[int]
 ) -> None:
     """After a warm-up, allocator counters stand still and nothing synchronises."""
     layout = plan_small(spec)
     draw = random.Random(sum(query_lens))
-    builder, twin = make(layout, "cuda"), make(layout, "cpu")
+    builder, reference = make(layout, "cuda"), make(layout, "cpu")
     step = Step(layout, "cuda")
     common = make_batch(layout, [Request(draw.randint(5, 290), q) for q in query_lens])
     on_device = step.fill(common)
@@ -236,7 +236,7 @@ def test_decodes_on_cuda_equal_the_twins_and_allocate_nothing(
         torch.cuda.set_sync_debug_mode("default")
 
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-    expected = dict(tensors_of(twin.build(common)))
+    expected = dict(tensors_of(reference.build(common)))
     found = dict(tensors_of(metadata))
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
@@ -248,7 +248,7 @@ def test_draft_steps_are_captured_in_a_graph() -> None:
     """Replays move on from the lengths of their own step, as eager steps do."""
     layout = plan_small(SHARDED)
     builder = DSAIndexerMetadataBuilder(layout, "cuda", block_table_width=layout.width)
-    twin = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
+    reference = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
     lens = torch.zeros(3, dtype=torch.int32, device="cuda")
     table = torch.zeros(3, layout.width, dtype=torch.int32, device="cuda")
     builder.start_drafts(table, lens)
@@ -266,9 +266,9 @@ def test_draft_steps_are_captured_in_a_graph() -> None:
         lens.copy_(common.seq_lens)
         table.copy_(common.block_table)
         graph.replay()
-        twin.start_drafts(common.block_table, common.seq_lens)
-        twin.advance_drafts(common.block_table)
-        expected = dict(tensors_of(twin.advance_drafts(common.block_table)))
+        reference.start_drafts(common.block_table, common.seq_lens)
+        reference.advance_drafts(common.block_table)
+        expected = dict(tensors_of(reference.advance_drafts(common.block_table)))
 
         for name, tensor in tensors_of(captured):
             assert torch.equal(tensor.cpu(), expected[name]), name

@@ -1,4 +1,4 @@
-"""Which operations a device gets: on a CPU the twins, which need no Triton."""
+"""Which operations a device gets: on a CPU the references, which need no Triton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bt_builders._support import operations_for
 pytestmark = pytest.mark.fast
 
 
-def test_a_cpu_gets_the_twins() -> None:
+def test_a_cpu_gets_the_references() -> None:
     assert operations_for(torch.device("cpu")) is reference
 
 

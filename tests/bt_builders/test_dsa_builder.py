@@ -37,7 +37,7 @@ def test_a_width_that_is_not_the_layouts_is_refused_at_once(off_by: int) -> None
             layout, "cpu", block_table_width=BlockTableWidth(layout.width + off_by)
         )
 
-    assert caught.value.facts["block_table_width"] == layout.width + off_by
+    assert caught.value.details["block_table_width"] == layout.width + off_by
     assert layout.explain() in str(caught.value)
 
 
@@ -100,7 +100,7 @@ def test_slots_of_a_longer_step_leave_nothing_behind() -> None:
 
 
 def test_options_make_a_class_of_their_own() -> None:
-    """Nobody's options are changed from outside."""
+    """A builder's options cannot be changed from outside."""
     options = DSAOptions(workspace_tokens=1024)
 
     chosen = DSAIndexerMetadataBuilder.configured(options)

@@ -127,7 +127,7 @@ def test_all_forms_see_what_each_token_may_see(
     """Native, flattened uniform and ragged rows equal the token-by-token reference.
 
     Columns past what a request's length needs hold poison, so that one read or copied
-    too many is a position that nobody has.
+    too many is a position that no request has.
     """
     draw = random.Random(seed)
     layout = plan_indexer(

@@ -53,8 +53,8 @@ SPOILED_TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "fact"), SPOILED_TABLES)
-def test_a_wrong_table_is_refused_and_buffers_stay(spoil: Spoil, fact: str) -> None:
+@pytest.mark.parametrize(("spoil", "attribute"), SPOILED_TABLES)
+def test_a_wrong_table_is_refused_and_buffers_stay(spoil: Spoil, attribute: str) -> None:
     """The message holds what is wrong, the numbers, and how the planned shape came about."""
     layout = plan(AttentionSpec(block_size=16, tokens_per_state=2), 200)
     builder = DSAIndexerMetadataBuilder(layout, "cpu", block_table_width=layout.width)
@@ -63,11 +63,11 @@ def test_a_wrong_table_is_refused_and_buffers_stay(spoil: Spoil, fact: str) -> N
     for buffer in buffers:
         buffer.fill_(POISON)
 
-    with pytest.raises(WidthMismatchError, match=fact) as caught:
+    with pytest.raises(WidthMismatchError, match=attribute) as caught:
         builder.build(spoil(common))
 
     assert layout.explain() in str(caught.value)
-    assert caught.value.facts["name"] == "block_table"
+    assert caught.value.details["name"] == "block_table"
     assert all((buffer == POISON).all() for buffer in buffers)
 
 
@@ -161,7 +161,7 @@ def test_field_3_2_more_rows_than_planned_never_grow_a_buffer() -> None:
 
 
 def test_field_3_1_a_batch_of_another_plan_is_refused_with_both_derivations() -> None:
-    """Two lengths, two widths: nobody compared them, and a kernel read across rows."""
+    """Two lengths, two widths: not compared, and a kernel read across rows."""
     spec = AttentionSpec(block_size=16)
     ours, theirs = plan(spec, 448), plan(spec, 1500)
     builder = MLAMetadataBuilder(ours, "cpu")

@@ -1,4 +1,4 @@
-"""Interpreted kernels equal their twins bit for bit, in any order of their programs."""
+"""Interpreted kernels equal their references bit for bit, in any order of their programs."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from bt_width import Addressing
 
 pytestmark = pytest.mark.fast
 
-GEOMETRIES = [
+ROW_SHAPES = [
     pytest.param(rows(9, 16, 1, 1, 0, 1, 140), id="plain"),
     pytest.param(rows(9, 16, 4, 1, 0, 1, 140), id="compressed"),
     pytest.param(rows(7, 8, 1, 3, 1, 4, 160), id="sharded"),
@@ -39,7 +39,7 @@ def outputs(sizes: Sequence[int], dtype: torch.dtype = torch.int32) -> list[Guar
 
 
 def assert_same(ours: Sequence[Guarded], theirs: Sequence[Guarded]) -> None:
-    """The written parts are equal, and nobody touched what lies around them."""
+    """The written parts are equal, and what lies around them is untouched."""
     for mine, other in zip(ours, theirs, strict=True):
         assert torch.equal(mine.inner, other.inner)
         assert mine.intact
@@ -79,16 +79,16 @@ def poisoned_table(draw: random.Random, num_reqs: int, width: int) -> torch.Tens
 
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 5, 130])
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_token_lens(geometry: Rows, num_reqs: int) -> None:
+@pytest.mark.parametrize("shape", ROW_SHAPES)
+def test_token_lens(shape: Rows, num_reqs: int) -> None:
     draw = random.Random(num_reqs)
-    starts, lens = ragged_batch(draw, num_reqs, geometry.addressing.max_tokens)
+    starts, lens = ragged_batch(draw, num_reqs, shape.addressing.max_tokens)
     num_tokens = int(starts[-1]) + 3
 
     def run(operations: Operations) -> list[Guarded]:
         out = outputs([num_tokens] * 2)
         target = TokenLens(*(each.inner for each in out))
-        operations.token_lens(*geometry, starts, lens, target)
+        operations.token_lens(*shape, starts, lens, target)
         return out
 
     in_both(run, num_reqs)
@@ -108,25 +108,25 @@ def test_token_lens_at_the_edges_of_tiles(num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 6])
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_expand_rows(geometry: Rows, num_reqs: int) -> None:
+@pytest.mark.parametrize("shape", ROW_SHAPES)
+def test_expand_rows(shape: Rows, num_reqs: int) -> None:
     """Twice through the same buffers: the second step clears what the first one left."""
     draw = random.Random(num_reqs)
-    batches = [ragged_batch(draw, num_reqs, geometry.addressing.max_tokens) for _ in range(2)]
-    tables = [poisoned_table(draw, num_reqs, geometry.addressing.width) for _ in batches]
+    batches = [ragged_batch(draw, num_reqs, shape.addressing.max_tokens) for _ in range(2)]
+    tables = [poisoned_table(draw, num_reqs, shape.addressing.width) for _ in batches]
     rows = max(int(starts[-1]) for starts, _ in batches) + 2
 
     def run(operations: Operations) -> list[Guarded]:
-        out = outputs([rows, rows, rows * geometry.addressing.width])
+        out = outputs([rows, rows, rows * shape.addressing.width])
         num_live = guarded(rows, torch.int32, fill=0)
         for (starts, lens), table in zip(batches, tables, strict=True):
             operations.expand_rows(
-                *geometry,
+                *shape,
                 starts,
                 lens,
                 table,
                 TokenLens(out[0].inner, out[1].inner),
-                ExpandedRows(out[2].inner.view(rows, geometry.addressing.width), num_live.inner),
+                ExpandedRows(out[2].inner.view(rows, shape.addressing.width), num_live.inner),
             )
         return [*out, num_live]
 
@@ -134,8 +134,8 @@ def test_expand_rows(geometry: Rows, num_reqs: int) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 255, 256, 257])
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_compress_slots(geometry: Rows, num_tokens: int) -> None:
+@pytest.mark.parametrize("shape", ROW_SHAPES)
+def test_compress_slots(shape: Rows, num_tokens: int) -> None:
     draw = random.Random(num_tokens)
     positions = torch.tensor([draw.randint(-1, 99) for _ in range(num_tokens)], dtype=torch.int64)
     slots = [draw.choice([-1, 0, 2**40 + draw.randint(0, 99)]) for _ in range(num_tokens)]
@@ -143,7 +143,7 @@ def test_compress_slots(geometry: Rows, num_tokens: int) -> None:
 
     def run(operations: Operations) -> list[Guarded]:
         out = outputs([num_tokens], torch.int64)
-        operations.compress_slots(geometry.tokens_per_state, positions, slot_mapping, out[0].inner)
+        operations.compress_slots(shape.tokens_per_state, positions, slot_mapping, out[0].inner)
         return out
 
     in_both(run, num_tokens)
@@ -151,30 +151,30 @@ def test_compress_slots(geometry: Rows, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 127, 129])
 @pytest.mark.parametrize(
-    "geometry",
-    [*GEOMETRIES, pytest.param(rows(1, 4, 1, 1, 0, 1, 140, is_ring=True), id="ring")],
+    "shape",
+    [*ROW_SHAPES, pytest.param(rows(1, 4, 1, 1, 0, 1, 140, is_ring=True), id="ring")],
 )
-def test_step_drafts(geometry: Rows, num_reqs: int) -> None:
+def test_step_drafts(shape: Rows, num_reqs: int) -> None:
     """Standing still, then three tokens on, some of them past the longest request."""
     draw = random.Random(num_reqs)
-    table = poisoned_table(draw, num_reqs, geometry.addressing.width)
+    table = poisoned_table(draw, num_reqs, shape.addressing.width)
     lens = int32(
-        [draw.choice([0, draw.randint(1, geometry.addressing.max_tokens)]) for _ in range(num_reqs)]
+        [draw.choice([0, draw.randint(1, shape.addressing.max_tokens)]) for _ in range(num_reqs)]
     )
-    lens[-1:] = geometry.addressing.max_tokens - 1
+    lens[-1:] = shape.addressing.max_tokens - 1
 
     def run(operations: Operations) -> list[Guarded]:
         ints, longs = outputs([num_reqs] * 2), outputs([num_reqs] * 2, torch.int64)
         ints[0].inner.copy_(lens)
         drafts = DraftRows(*(each.inner for each in (*ints, *longs)))
         for step in (0, 1, 1, 1):
-            operations.step_drafts(*geometry, table, drafts, step)
+            operations.step_drafts(*shape, table, drafts, step)
         return ints + longs
 
     in_both(run, num_reqs)
 
 
-STATE_GEOMETRIES = [
+STATE_GROUPS = [
     pytest.param((states(4, None, 4), 0), id="none"),
     pytest.param((states(1, None, 1), 0), id="one-column"),
     pytest.param((states(12, 16, 3), 0), id="align"),
@@ -201,7 +201,7 @@ def state_batch(draw: random.Random, addressing: Addressing, num_reqs: int) -> S
 
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 128, 130])
-@pytest.mark.parametrize("group", STATE_GEOMETRIES)
+@pytest.mark.parametrize("group", STATE_GROUPS)
 def test_state_ids(group: tuple[Addressing, int], num_reqs: int) -> None:
     addressing, pad = group
     batch = state_batch(random.Random(num_reqs), addressing, num_reqs)
@@ -236,7 +236,7 @@ def widen(flags: Guarded) -> Guarded:
 
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 128, 130])
-@pytest.mark.parametrize("group", STATE_GEOMETRIES)
+@pytest.mark.parametrize("group", STATE_GROUPS)
 def test_commit_states(group: tuple[Addressing, int], num_reqs: int) -> None:
     addressing, pad = group
     batch = state_batch(random.Random(num_reqs), addressing, num_reqs)

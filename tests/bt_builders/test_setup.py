@@ -84,7 +84,7 @@ def test_no_common_size_names_group_backends_and_a_way_out() -> None:
         prepare_kernel_block_sizes([group(AttentionSpec(block_size=16), backend("b", [64]))])
 
     assert "b takes 64" in str(caught.value)
-    assert caught.value.facts["nearest"] == 64
+    assert caught.value.details["nearest"] == 64
 
 
 @pytest.mark.parametrize("spec", [MambaSpec(block_size=48), RingSpec(block_size=4)], ids=str)
@@ -105,7 +105,7 @@ def test_one_size_a_group_at_the_groups_own_place() -> None:
 
 
 def test_every_group_keeps_its_own_block() -> None:
-    """Blocks of 256, 64, 8 and 4: nobody's is the least of all.
+    """Blocks of 256, 64, 8 and 4: each keeps its own, whichever is smallest.
 
     Reported as https://github.com/vllm-project/vllm/issues/51163
     and https://github.com/vllm-project/vllm-ascend/issues/14479
@@ -365,9 +365,11 @@ def test_builders_refuse_what_their_table_does_not_look_like(seed: int) -> None:
             }
             for builder in planned.builders:
                 builder.build(common)
-                for fact, tables in wrong.items():
+                for attribute, tables in wrong.items():
                     for each in tables:
-                        with pytest.raises(WidthMismatchError, match=f"block_table has {fact}"):
+                        with pytest.raises(
+                            WidthMismatchError, match=f"block_table has {attribute}"
+                        ):
                             builder.build(replace(common, block_table=each))
 
 
@@ -420,7 +422,7 @@ def test_the_batch_invariant_rule_is_64_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "word"),
+    ("changes", "word"),
     [
         ({"span": 0}, "span"),
         ({"span_unit": "bytes"}, "span_unit"),
@@ -428,9 +430,9 @@ def test_the_batch_invariant_rule_is_64_columns() -> None:
     ],
     ids=["span", "unit", "sizes"],
 )
-def test_a_backend_that_says_nonsense_is_refused(facts: dict[str, object], word: str) -> None:
+def test_a_backend_that_says_nonsense_is_refused(changes: dict[str, object], word: str) -> None:
     with pytest.raises(InvalidSpecError, match=word):
-        replace(backend("a", [16]), **facts)  # type: ignore[arg-type]  # the fault under test
+        replace(backend("a", [16]), **changes)  # type: ignore[arg-type]  # the fault under test
 
 
 def test_backends_of_a_group_have_names_of_their_own() -> None:

@@ -102,7 +102,7 @@ class TestReferences:
         assert pool.references[2] == 0
 
     def test_a_block_that_is_neither_held_nor_findable_is_not_acquired(self) -> None:
-        """Nobody can know what is in it."""
+        """What is in it is unknown."""
         pool = BlockPool(3)
         ids = pool.allocate(1)
         pool.release(ids, last_step=0)
@@ -213,7 +213,7 @@ class TestFindableBlocks:
         assert pool.lookup(_hash(2)) is None
         assert pool.num_findable == 1
 
-    def test_a_block_that_nobody_holds_gets_no_hash(self) -> None:
+    def test_a_block_without_references_gets_no_hash(self) -> None:
         """It may be given away before anybody computes into it."""
         pool = BlockPool(3)
         with pytest.raises(BadInputError, match="block 2 is not held"):
@@ -230,7 +230,7 @@ class TestFindableBlocks:
 
 class TestRecount:
     def test_counts_are_what_is_held_whatever_they_were(self) -> None:
-        """What nobody holds comes back when the last step that may touch it has ended."""
+        """A block without references comes back when the last step that may touch it has ended."""
         pool = BlockPool(6)
         first, second, _ = pool.allocate(3).tolist()
         pool.release([second], last_step=2)
@@ -241,7 +241,7 @@ class TestRecount:
         assert sorted(pool.allocate(4).tolist()) == [2, 3, 4, 5]
 
     def test_nothing_is_findable_afterwards(self) -> None:
-        """The step that broke off may not have computed what the hash says."""
+        """The failed step may not have computed what the hash says."""
         pool = BlockPool(3)
         ids = _registered(pool, 1, 2)
         pool.recount(ids, last_step=0)

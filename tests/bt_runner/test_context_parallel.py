@@ -79,7 +79,7 @@ def test_kernel_blocks_smaller_than_blocks_change_nothing() -> None:
 @pytest.mark.parametrize("interleave", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("num_drafts", [0, 3])
-def test_every_geometry_gives_the_tokens_of_one_rank(
+def test_every_split_gives_the_tokens_of_one_rank(
     size: int, interleave: int, num_drafts: int
 ) -> None:
     """With and without drafts."""

@@ -40,7 +40,7 @@ def test_batched_and_chunked_equals_one_by_one(mode: str, chunk: int) -> None:
 
 
 def test_requests_join_while_others_run() -> None:
-    """Late arrivals change nobody's tokens, their own included."""
+    """Late arrivals change no request's tokens, their own included."""
     traffic = greedy_traffic(2, LENGTHS)
     late = Traffic(traffic.prompts, traffic.params, arrivals=[0, 3, 5, 9, 9, 14])
     assert decode(tiny_engine(), late) == decode_all_densely(traffic)

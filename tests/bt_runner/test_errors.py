@@ -31,8 +31,8 @@ def test_errors_round_trip_through_pickle(kind: type[RunnerError]) -> None:
 
     assert type(back) is kind
     assert str(back) == str(error)
-    assert back.facts["position"] == 3
-    assert back.facts["name"] == "x"
+    assert back.details["position"] == 3
+    assert back.details["name"] == "x"
 
 
 def test_a_process_pool_hands_an_error_over() -> None:
@@ -40,7 +40,7 @@ def test_a_process_pool_hands_an_error_over() -> None:
     with ProcessPoolExecutor(1) as pool, pytest.raises(BadInputError, match="failed") as raised:
         pool.submit(_fail).result()
 
-    assert raised.value.facts == {"path": "x", "numbers": [1, 2]}
+    assert raised.value.details == {"path": "x", "numbers": [1, 2]}
 
 
 @pytest.mark.parametrize(

@@ -201,10 +201,10 @@ def test_a_request_that_outgrows_a_pool_is_refused_with_the_numbers() -> None:
     request = Request("a", np.zeros(8, np.int32), SamplingParams(max_new_tokens=8))
     with pytest.raises(RequestRefusedError, match="needs 4 blocks of group 0 for 16 tokens") as hit:
         kv.require_room(request)
-    assert hit.value.facts == {"group": 0, "needed": 4, "capacity": 3}
+    assert hit.value.details == {"group": 0, "needed": 4, "capacity": 3}
 
 
 def test_states_further_apart_than_a_step_are_required() -> None:
-    """A decode that jumps two columns would leave states that nobody frees."""
+    """A decode that jumps two columns would leave states that are never freed."""
     with pytest.raises(BadInputError, match="make the Mamba block size at least 6"):
         _manager(MambaSpec(block_size=4, mode="align", num_speculative_blocks=5), num_drafts=5)

@@ -146,7 +146,7 @@ def _token_not_computed_cached(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hashes_survive_a_failed_step(patch: pytest.MonkeyPatch) -> None:
-    """What a step that broke off should have computed can still be found."""
+    """What a failed step should have computed can still be found."""
     recount = BlockPool.recount
 
     def forgetful(self: BlockPool, references: Any, *, last_step: int) -> None:

@@ -207,7 +207,7 @@ def test_ranks_hit_alike_and_give_the_tokens_of_one(size: int) -> None:
 
 
 def test_a_preempted_request_finds_its_own_blocks() -> None:
-    """What it computed before is still there where nobody needed the room.
+    """What it computed before is still there where the room was not needed.
 
     The tokens that it is spared are not counted as shared between requests.
     """

@@ -103,8 +103,8 @@ def test_the_oldest_request_always_goes_on() -> None:
     assert [len(request.output) for request in requests] == [12, 12, 12]
 
 
-def test_nobody_is_preempted_while_blocks_are_on_their_way_back() -> None:
-    """The request that lacks one waits a step, and nobody overtakes it."""
+def test_no_request_is_preempted_while_blocks_are_on_their_way_back() -> None:
+    """The request that lacks one waits a step, and no other overtakes it."""
     scheduler = _scheduler(num_blocks=4)
     first, second = _request("a", 4, 8), _request("b", 4, 8)
     scheduler.add(first)
@@ -236,7 +236,7 @@ def test_a_full_prompt_leaves_no_room_for_a_token() -> None:
 
 
 def test_starting_over_returns_every_block_and_keeps_the_order() -> None:
-    """After a step that broke off, the requests run again as they came."""
+    """After a failed step, the requests run again as they came."""
     scheduler = _scheduler()
     for name in "ab":
         scheduler.add(_request(name, 3))

@@ -1,4 +1,4 @@
-"""A step is launched while the one before it is in flight: nobody's tokens or blocks show it."""
+"""A step is launched while the one before is in flight; no token and no block shows it."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_an_error_between_launch_and_the_tokens_costs_no_token(
 def test_the_host_clock_stops_while_the_device_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A wait of a hundred seconds is nobody's work."""
+    """A wait of a hundred seconds counts as no work."""
     now = [0.0]
     monkeypatch.setattr("bt_runner.engine.time.perf_counter", lambda: now[0])
     launch, wait = ModelRunner.launch, InFlightStep.wait

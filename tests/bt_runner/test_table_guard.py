@@ -52,7 +52,7 @@ def _null_block(tables: StepTables) -> None:
     ("fault", "group"),
     [
         pytest.param(_another_block, 0, id="a-neighbours-block"),
-        pytest.param(_freed_block, 1, id="a-block-nobody-holds"),
+        pytest.param(_freed_block, 1, id="a-free-block"),
         pytest.param(_stale_tail, 0, id="a-stale-tail"),
         pytest.param(_slot_of_a_neighbour, 0, id="a-slot-of-a-neighbour"),
         pytest.param(_null_block, 2, id="a-null-state"),

@@ -40,7 +40,7 @@ COMPRESSED = UniformSpec(
             BlockTableLayout.plan(AttentionSpec(block_size=128), LIMITS, 64),
             None,
             (3626, 64, 4, 128),
-            id="D2",
+            id="attention-split-in-two",
         ),
         pytest.param(
             BlockTableLayout.plan(COMPRESSED, LIMITS, 64),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.poison import POISON
-from tests.support.tables import batch_of, on_twin_and_kernel, plan_groups
+from tests.support.tables import batch_of, on_reference_and_kernel, plan_groups
 
 from bt_tables import CsrTable, MultiGroupBlockTable, StagedBlockTables
 from bt_tables.devices import Executor
@@ -32,7 +32,7 @@ ExecutorClass = Callable[[], Executor]
 LIMITS = ServingLimits(max_model_len=256, max_num_reqs=4, max_num_batched_tokens=8)
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_blocks_beyond_the_length_are_left_out(executor_class: ExecutorClass) -> None:
     layouts = plan_groups(LIMITS, AttentionSpec(block_size=16), (AttentionSpec(block_size=16), 8))
     tables = StagedBlockTables(layouts, device=executor_class())
@@ -53,7 +53,7 @@ def test_blocks_beyond_the_length_are_left_out(executor_class: ExecutorClass) ->
     assert {tensor.dtype for tensor in plain} == {torch.int32}
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_tokens_are_slots_and_null_blocks_have_none(executor_class: ExecutorClass) -> None:
     layouts = plan_groups(LIMITS, AttentionSpec(block_size=4))
     tables = MultiGroupBlockTable(layouts, device=executor_class())
@@ -68,7 +68,7 @@ def test_tokens_are_slots_and_null_blocks_have_none(executor_class: ExecutorClas
     assert found.last_block_len.tolist() == [1, 1]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_many_requests_and_more_ids_than_a_tile(executor_class: ExecutorClass) -> None:
     limits = ServingLimits(max_model_len=1200, max_num_reqs=9, max_num_batched_tokens=8)
     (layout,) = plan_groups(limits, (AttentionSpec(block_size=6), 2))
@@ -158,7 +158,7 @@ def buffers(indices: int, dtype: torch.dtype = torch.int32, requests: int = 4) -
     )
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_rows_are_written_to_buffers_that_a_graph_may_hold(executor_class: ExecutorClass) -> None:
     """Requests behind the batch are empty, and indices behind the last one left alone."""
     tables = two_requests(executor_class())
@@ -223,7 +223,7 @@ def test_a_length_past_the_blocks_of_its_row_is_refused() -> None:
     text = str(refused.value)
     for part in ("512", "request 1 holds 2 blocks of 64", "128 tokens", "layout.local_length"):
         assert part in text
-    assert refused.value.facts == {
+    assert refused.value.details == {
         "request": 1, "group": 0, "seq_len": 512, "held": 2, "capacity": 128,
     }  # fmt: skip
     assert tables.gather_csr(0, np.array([64, 128], np.int32), 2).indices.tolist() == [7, 5, 6]

@@ -133,7 +133,7 @@ def test_a_graph_that_captured_the_tables_sees_later_steps() -> None:
     assert seen_slots.tolist() == [[129, PAD_SLOT, PAD_SLOT, PAD_SLOT]]
 
 
-def test_compressed_rows_equal_the_twins() -> None:
+def test_compressed_rows_equal_the_references() -> None:
     layouts = plan_groups(LIMITS, (AttentionSpec(block_size=64), 16))
     found = []
     for device in (DEVICE, "cpu"):
@@ -148,7 +148,7 @@ def test_compressed_rows_equal_the_twins() -> None:
     assert all(torch.equal(ours.cpu(), theirs) for ours, theirs in zip(gpu, cpu, strict=True))
 
 
-def test_a_large_prefill_with_many_decodes_equals_the_twin() -> None:
+def test_a_large_prefill_with_many_decodes_equals_the_reference() -> None:
     limits = ServingLimits(max_model_len=131_072, max_num_reqs=256, max_num_batched_tokens=8448)
     layouts = plan_groups(limits, AttentionSpec(block_size=64), (AttentionSpec(block_size=128), 64))
     rng = np.random.default_rng(3)
@@ -168,7 +168,7 @@ def test_a_large_prefill_with_many_decodes_equals_the_twin() -> None:
     assert torch.equal(gpu.slot_mappings.cpu(), cpu.slot_mappings)
 
 
-def test_rebind_on_the_device_restores_facts_and_tails() -> None:
+def test_rebind_on_the_device_restores_numbers_and_tails() -> None:
     tables = StagedBlockTables(plan_groups(LIMITS, SPEC), device=DEVICE)
     tables.append_block_ids(0, [[5, 6]])
     tables.step(batch_of([0]))

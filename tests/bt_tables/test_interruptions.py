@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from tests.bt_runner.surroundings.interruptions import Interruption, interrupt_at, places_of
+from tests.bt_runner.faults.interruptions import Interruption, interrupt_at, places_of
 from tests.support.executors import CheckedExecutor
 from tests.support.random_steps import check_slots, check_tables, edit_batch_order, edit_staged
 from tests.support.random_tables import random_batch, random_layouts, random_rows
@@ -215,14 +215,14 @@ def check_interruptions(
         operation.then(after)
         ended = not interrupt_at(place, MODULES, partial(operation.call, tables))
         interrupted += not ended
-        outcomes = [after] if ended else [before, after]
+        results = [after] if ended else [before, after]
         if number % 2:
             tables.invalidate()
         if number % 3 == 2:
             # the very next call is an edit, not a launch
-            append_everywhere(tables, outcomes)
+            append_everywhere(tables, results)
         found = seen(tables)
-        matching = [model for model in outcomes if expected(model, tables) == found]
+        matching = [model for model in results if expected(model, tables) == found]
         assert matching, place
 
         # nothing of it shows later: the rows go on from what they hold

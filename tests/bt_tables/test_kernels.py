@@ -65,7 +65,7 @@ def test_a_table_may_start_past_2_to_31_elements(tmp_path: Path) -> None:
     assert slots.tolist() == [[49, 56]]
 
 
-def test_an_interpreted_step_of_serving_size_equals_the_twin() -> None:
+def test_an_interpreted_step_of_serving_size_equals_the_reference() -> None:
     limits = ServingLimits(max_model_len=4096, max_num_reqs=64, max_num_batched_tokens=1024)
     spec = AttentionSpec(block_size=32)
     layouts = plan_groups(limits, spec, (spec, 8))
@@ -80,6 +80,6 @@ def test_an_interpreted_step_of_serving_size_equals_the_twin() -> None:
         tables.stage(np.arange(64, dtype=np.int32), counts, ids)
         found.append(tables.step(batch))
 
-    kernel, twin = found
-    assert all(map(torch.equal, kernel.block_tables, twin.block_tables))
-    assert torch.equal(kernel.slot_mappings, twin.slot_mappings)
+    kernel, reference = found
+    assert all(map(torch.equal, kernel.block_tables, reference.block_tables))
+    assert torch.equal(kernel.slot_mappings, reference.slot_mappings)

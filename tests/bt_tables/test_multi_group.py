@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.executors import CheckedExecutor, Counts
-from tests.support.tables import columns, on_twin_and_kernel, plan_groups
+from tests.support.tables import columns, on_reference_and_kernel, plan_groups
 
 from bt_tables import MultiGroupBlockTable
 from bt_tables.devices import Executor
@@ -43,7 +43,7 @@ def test_edits_are_seen_after_a_commit_and_not_before() -> None:
     assert columns(table, 1, 2) == [5, 6]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_moves_and_swaps_leave_no_tail(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/47936
     and https://github.com/vllm-project/vllm-ascend/pull/17066
@@ -66,7 +66,7 @@ def test_moves_and_swaps_leave_no_tail(executor_class: ExecutorClass) -> None:
     assert columns(table, 1, 2) == [7, 8]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_rows_above_the_batch_are_null_and_come_back(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/47936
     and https://github.com/vllm-project/vllm-ascend/pull/17066
@@ -164,7 +164,7 @@ def test_a_refused_edit_changes_no_group() -> None:
         tables.block_table(2)
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_a_nulled_prefix_moves_with_its_row(executor_class: ExecutorClass) -> None:
     tables = one_group(executor_class())
     tables.append_row([[1, 2, 3, 4]], 0)
@@ -317,7 +317,7 @@ def test_requests_above_the_last_commit_have_no_slots() -> None:
     assert slots.tolist() == [[81, PAD_SLOT]]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_many_rows_get_their_blocks_from_arrays(executor_class: ExecutorClass) -> None:
     """In the order of the batch, wherever the rows lie; a row may repeat."""
     tables = MultiGroupBlockTable(plan_groups(LIMITS, SPEC, SPEC), device=executor_class())

@@ -305,13 +305,13 @@ def _run(machine: type[RuleBasedStateMachine], examples: int, steps: int) -> Non
 
 @pytest.mark.fast
 def test_staged_rows_equal_the_oracle_after_any_operations() -> None:
-    """Through the twin, which also proves each launch free of races."""
+    """Through the reference, which also proves each launch free of races."""
     _run(StagedMachine, examples=60, steps=40)
 
 
 @pytest.mark.fast
 def test_batch_order_rows_equal_the_oracle_after_any_operations() -> None:
-    """Through the twin, which also proves each launch free of races."""
+    """Through the reference, which also proves each launch free of races."""
     _run(BatchOrderMachine, examples=60, steps=40)
 
 
@@ -329,7 +329,7 @@ def test_interpreted_kernels_keep_batch_order_rows_in_any_order_of_programs() ->
 @pytest.mark.parametrize(
     ("executor_class", "seeds", "steps"),
     [
-        pytest.param(CheckedExecutor, range(40), 40, id="twin"),
+        pytest.param(CheckedExecutor, range(40), 40, id="reference"),
         pytest.param(InterpretedExecutor, range(8), 8, id="kernel"),
     ],
 )
@@ -365,7 +365,7 @@ def test_long_random_operations(machine: type[RuleBasedStateMachine], examples: 
 @pytest.mark.parametrize(
     ("executor_class", "seeds"),
     [
-        pytest.param(CheckedExecutor, range(1000, 2500), id="twin"),
+        pytest.param(CheckedExecutor, range(1000, 2500), id="reference"),
         pytest.param(InterpretedExecutor, range(1000, 1100), id="kernel"),
     ],
 )

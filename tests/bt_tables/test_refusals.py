@@ -205,11 +205,13 @@ REFUSALS: list[tuple[Call, str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message", "facts"), REFUSALS, ids=[case[1] for case in REFUSALS])
+@pytest.mark.parametrize(
+    ("call", "message", "details"), REFUSALS, ids=[case[1] for case in REFUSALS]
+)
 def test_a_refusal_says_and_carries_the_numbers(
-    call: Call, message: str, facts: dict[str, object]
+    call: Call, message: str, details: dict[str, object]
 ) -> None:
     with pytest.raises(BlockTableError, match=re.escape(message)) as caught:
         call(tables())
 
-    assert caught.value.facts == facts
+    assert caught.value.details == details

@@ -13,7 +13,7 @@ from tests.support.poison import POISON, misaligned
 from tests.support.tables import (
     batch_of,
     on_device,
-    on_twin_and_kernel,
+    on_reference_and_kernel,
     plan_groups,
     slots_of_row,
 )
@@ -45,11 +45,11 @@ def sharded_limits(size: int, rank: int, interleave: int) -> ServingLimits:
     )
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 @pytest.mark.parametrize(
     "block_size",
     [
-        pytest.param(size, id=f"D8-{size}")
+        pytest.param(size, id=f"block-of-{size}")
         for size in (48, 96, 528, 544, 640, 784, 1056, 1152, 1600)
     ],
 )
@@ -84,7 +84,7 @@ def test_published_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "block_size", [pytest.param(size, id=f"D10-{size}") for size in (1, 16, 64, 256)]
+    "block_size", [pytest.param(size, id=f"block-of-{size}") for size in (1, 16, 64, 256)]
 )
 def test_a_position_is_no_column(block_size: int) -> None:
     """Reported as https://github.com/ROCm/aiter/pull/4440
@@ -99,7 +99,7 @@ def test_a_position_is_no_column(block_size: int) -> None:
     assert found == [ids[300 // block_size] * block_size + 300 % block_size]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_ownership_is_decided_in_blocks_not_kernel_blocks(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/51031"""
     owned, found = [], {200: [], 600: []}  # type: tuple[list[int], dict[int, list[int]]]
@@ -115,7 +115,7 @@ def test_ownership_is_decided_in_blocks_not_kernel_blocks(executor_class: Execut
     assert owned == [256] * 4
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_interleaved_runs_of_tokens(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/26696"""
 
@@ -151,7 +151,7 @@ def test_replicated_groups_keep_every_token_and_sharded_ones_share_them() -> Non
     assert (owners == 1).all()
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_a_column_past_the_width_is_padding_not_the_neighbours_block(
     executor_class: ExecutorClass,
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_column_past_the_width_is_padding_not_the_neighbours_block(
     assert slots.tolist() == [[80, -1]]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_no_position_leads_out_of_the_row(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/issues/53982
     and https://github.com/vllm-project/vllm/pull/54296
@@ -186,7 +186,7 @@ def test_no_position_leads_out_of_the_row(executor_class: ExecutorClass) -> None
     assert slots.tolist() == [[28, 31, -1, -1, -1]]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_a_ring_is_written_round_and_round(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/57317
     and https://github.com/vllm-project/vllm/pull/53906
@@ -202,14 +202,14 @@ def test_a_ring_is_written_round_and_round(executor_class: ExecutorClass) -> Non
     assert set(late) == {52, 53, 54, 55}
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_a_group_without_slots_has_only_padding(executor_class: ExecutorClass) -> None:
     layouts = plan_groups(LIMITS, MambaSpec(block_size=16), AttentionSpec(block_size=16))
 
     assert slots_of_row(layouts, [[3], [4]], [0, 1], executor_class) == [[-1, -1], [64, 65]]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_padding_requests_read_nothing_and_have_no_slots(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/56734"""
     tables = StagedBlockTables(
@@ -223,7 +223,7 @@ def test_padding_requests_read_nothing_and_have_no_slots(executor_class: Executo
     assert slots.tolist() == [[-1, -1, -1, -1]]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 @pytest.mark.parametrize(
     "position",
     [
@@ -243,7 +243,7 @@ def test_a_position_without_a_place_is_padding(
     assert slots_of_row(layouts, [[5, 0]], [3, position], executor_class) == [[83, -1]]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_slots_past_int32_are_exact(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/issues/1486"""
     limits = ServingLimits(max_model_len=4096, max_num_reqs=1, max_num_batched_tokens=4)
@@ -258,7 +258,7 @@ def test_slots_past_int32_are_exact(executor_class: ExecutorClass) -> None:
     assert found[1] == [(2**30 - 1) * 4096 + 1, (2**30 - 1) * 4096 + 4095]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_slots_past_the_real_tokens_are_padding_to_the_end(executor_class: ExecutorClass) -> None:
     tables = StagedBlockTables(
         plan_groups(LIMITS, AttentionSpec(block_size=16)), device=executor_class()
@@ -274,7 +274,7 @@ def test_slots_past_the_real_tokens_are_padding_to_the_end(executor_class: Execu
     assert (everything == PAD_SLOT).all()
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_tokens_past_the_padded_count_are_not_mapped(executor_class: ExecutorClass) -> None:
     """Starts on the device are not read by the host: the kernel ends where the slots do."""
     tables = StagedBlockTables(
@@ -291,7 +291,7 @@ def test_tokens_past_the_padded_count_are_not_mapped(executor_class: ExecutorCla
         tables.step(batch)
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_tokens_past_the_positions_are_not_mapped(executor_class: ExecutorClass) -> None:
     """Where the starts are on the device, positions bound what may be read."""
     tables = StagedBlockTables(
@@ -322,7 +322,7 @@ def four_rows(executor: Executor) -> StagedBlockTables:
     return tables
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 @pytest.mark.parametrize("end", [2, 40, 2**31 - 1])
 @pytest.mark.parametrize("place", [np.asarray, on_device], ids=["host", "device"])
 def test_an_empty_batch_has_no_tokens_whatever_its_starts_say(
@@ -339,8 +339,8 @@ def test_an_empty_batch_has_no_tokens_whatever_its_starts_say(
     assert (whole == PAD_SLOT).all()
 
 
-@on_twin_and_kernel
-def test_tokens_before_the_first_start_belong_to_nobody(executor_class: ExecutorClass) -> None:
+@on_reference_and_kernel
+def test_tokens_before_the_first_start_get_no_slot(executor_class: ExecutorClass) -> None:
     tables = four_rows(executor_class())
     starts = np.array([3, 5, 8], np.int32)
     batch = StepBatch(np.array([2, 1], np.int32), starts, np.arange(8), 2, 8)
@@ -402,10 +402,10 @@ def test_starts_that_fall_are_refused_on_the_host() -> None:
     with pytest.raises(InvalidEditError, match="falls from 5 to 2 at 2") as refused:
         tables.step(batch)
 
-    assert refused.value.facts == {"place": 2, "start": 2}
+    assert refused.value.details == {"place": 2, "start": 2}
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 @pytest.mark.parametrize("place", [np.asarray, on_device], ids=["host", "device"])
 def test_starts_padded_with_their_end_are_those_without(
     place: Callable[[object], Any], executor_class: ExecutorClass
@@ -447,7 +447,7 @@ def test_lists_and_rows_on_the_device_are_refused_with_what_to_do(
         tables.step(batch_of([0], [[0]])._replace(**change))
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_guard_columns_change_no_result(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm-ascend/pull/10112
     and https://github.com/vllm-project/vllm-ascend/pull/1297
@@ -481,7 +481,7 @@ def test_tokens_follow_the_batch_order_and_ids_are_what_was_handed_in() -> None:
     assert found.slot_mappings.tolist() == [[1120, 1121, 1122, 809, 964]]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_views_that_start_anywhere_are_read_as_they_are(executor_class: ExecutorClass) -> None:
     layouts = plan_groups(LIMITS, AttentionSpec(block_size=16))
     tables = MultiGroupBlockTable(layouts, device=executor_class())
@@ -508,7 +508,7 @@ def test_host_arrays_with_gaps_are_read_as_they_are() -> None:
     assert found.slot_mappings.tolist() == [[83, 100]]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_every_sharded_slot_equals_the_contract(executor_class: ExecutorClass) -> None:
     for rank in range(3):
         layouts = plan_groups(

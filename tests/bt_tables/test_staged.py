@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.support.executors import CheckedExecutor
 from tests.support.poison import POISON
-from tests.support.tables import batch_of, columns, on_twin_and_kernel, plan_groups
+from tests.support.tables import batch_of, columns, on_reference_and_kernel, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
 from bt_tables._storage import Storage
@@ -39,7 +39,7 @@ def one_group(executor: Executor | str = "cpu") -> StagedBlockTables:
     return StagedBlockTables(plan_groups(LIMITS, SPEC), device=executor)
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_more_than_a_row_holds_is_refused_before_any_launch(
     executor_class: ExecutorClass,
 ) -> None:
@@ -82,7 +82,7 @@ def test_each_group_counts_in_its_own_blocks() -> None:
     assert found.slot_mappings.tolist() == expected
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_padding_is_null_in_tables_and_minus_one_in_slots(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/35431
     and https://github.com/vllm-project/vllm/pull/39064
@@ -115,7 +115,7 @@ def test_a_dummy_batch_after_a_request_left_reads_only_null_blocks() -> None:
     assert states[:, 0].tolist() == [0, 0, 0, 0]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_a_nulled_prefix_is_null_at_once_and_stays_so(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/issues/42273
     and https://github.com/vllm-project/vllm/pull/42276
@@ -167,7 +167,7 @@ def test_nulling_more_than_a_row_has_is_refused() -> None:
         tables.null_prefix(1, 0, -1)
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_a_phantom_row_of_a_smaller_batch_is_null(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/local-inference-lab/vllm/issues/621
     and https://github.com/sgl-project/sglang/pull/10892
@@ -201,7 +201,7 @@ def test_ids_are_expanded_on_the_device() -> None:
     assert columns(table, 0, 4) == [14, 15, 6, 7]
 
 
-@pytest.mark.parametrize("drafts", [pytest.param(k, id=f"E10-k{k}") for k in range(1, 7)])
+@pytest.mark.parametrize("drafts", [pytest.param(k, id=f"{k}-drafts") for k in range(1, 7)])
 def test_the_slot_buffer_has_exactly_the_limit(drafts: int) -> None:
     """Reported as https://github.com/vllm-project/vllm-ascend/issues/13710
     and https://github.com/vllm-project/vllm-ascend/pull/14024
@@ -237,7 +237,7 @@ def test_padded_counts_above_the_limits_are_refused() -> None:
     assert columns(tables.step(batch_of([0], [[0]])).block_tables[0], 0, 1) == [1]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_a_resumed_request_replaces_its_row(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/46595
     and https://github.com/LMCache/LMCache/pull/1361
@@ -256,7 +256,7 @@ def test_a_resumed_request_replaces_its_row(executor_class: ExecutorClass) -> No
     assert not table.any()
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_edits_of_a_row_in_one_step_apply_in_order(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/44944"""
     layouts = plan_groups(LIMITS, SPEC, (SPEC, 4), MambaSpec(block_size=16))
@@ -273,7 +273,7 @@ def test_edits_of_a_row_in_one_step_apply_in_order(executor_class: ExecutorClass
     assert found.slot_mappings[0].tolist() == [112, 160, 191, PAD_SLOT]
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_one_edit_may_bring_more_ids_than_a_tile(executor_class: ExecutorClass) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/44944"""
     limits = ServingLimits(max_model_len=3000, max_num_reqs=1, max_num_batched_tokens=8)
@@ -323,8 +323,8 @@ def test_layouts_that_are_none_are_refused_in_a_sentence(
     assert len(str(refused.value)) < 200
 
 
-@on_twin_and_kernel
-def test_rebind_restores_facts_and_nulls_what_is_no_block(
+@on_reference_and_kernel
+def test_rebind_restores_numbers_and_nulls_what_is_no_block(
     executor_class: Callable[[], Executor],
 ) -> None:
     """Left and right of each row's blocks; the blocks themselves were kept by the memory."""
@@ -394,7 +394,7 @@ def test_every_table_starts_on_256_bytes() -> None:
         assert slots.storage_offset() * slots.element_size() % 256 == 0
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_dummy_batches_leave_the_rows_of_requests_alone(executor_class: ExecutorClass) -> None:
     tables = one_group(executor_class())
     tables.append_block_ids(2, [[5, 6]])
@@ -696,7 +696,7 @@ def test_a_failed_launch_loses_no_edit(when: Literal["before", "after"]) -> None
     assert found.slot_mappings[0].tolist() == [64] + [PAD_SLOT] * 63
 
 
-@on_twin_and_kernel
+@on_reference_and_kernel
 def test_every_place_of_a_row_follows_its_edits_without_a_gather(
     executor_class: ExecutorClass,
 ) -> None:
@@ -727,7 +727,7 @@ def test_a_bad_id_among_many_is_named_with_its_row_group_and_pool() -> None:
     with pytest.raises(InvalidEditError, match="row 122 gets block id 99 in group 1") as refused:
         tables.stage(rows, counts, ids)
 
-    assert refused.value.facts == {"row": 122, "group": 1, "id": 99, "max_id": 49}
+    assert refused.value.details == {"row": 122, "group": 1, "id": 99, "max_id": 49}
     assert "0..49" in str(refused.value)
 
 
@@ -802,7 +802,7 @@ def test_tables_that_memory_cannot_hold_are_refused_before_any_is_taken(
         tables_class(plan_groups(limits, SPEC), device=executor)
 
     assert executor.num_allocations == 0
-    assert refused.value.facts["max_num_reqs"] == limits.max_num_reqs
+    assert refused.value.details["max_num_reqs"] == limits.max_num_reqs
 
 
 def test_memory_that_is_not_given_is_said_in_one_error() -> None:

@@ -160,7 +160,7 @@ def test_elements_of_a_block_are_a_positive_int(bad: Any) -> None:
 
 
 def test_the_null_block_holds_no_request() -> None:
-    """Eight blocks of 128 tokens hold 896 tokens: block 0 is nobody's.
+    """Eight blocks of 128 tokens hold 896 tokens: block 0 is no request's.
 
     Reported as https://github.com/vllm-project/vllm/pull/48724
     and https://github.com/vllm-project/vllm-metal/pull/513
@@ -170,7 +170,10 @@ def test_the_null_block_holds_no_request() -> None:
 
 @pytest.mark.parametrize(
     ("num_blocks", "tokens"),
-    [pytest.param(1202, 19216, id="A13-19216"), pytest.param(1499, 23968, id="A13-23968")],
+    [
+        pytest.param(1202, 19216, id="1201-blocks-of-16"),
+        pytest.param(1499, 23968, id="1498-blocks-of-16"),
+    ],
 )
 def test_other_pools_of_the_report(num_blocks: int, tokens: int) -> None:
     """Reported as https://github.com/vllm-project/vllm/pull/48724

@@ -23,12 +23,12 @@ pytestmark = pytest.mark.fast
 def test_everything_comes_back(spec: CacheSpec, kernel_block_size: int) -> None:
     layout = BlockTableLayout.plan(spec, LIMITS, kernel_block_size)
 
-    twin = BlockTableLayout.from_json(layout.to_json())
+    copy = BlockTableLayout.from_json(layout.to_json())
 
-    assert twin == layout
-    assert hash(twin) == hash(layout)
-    assert type(twin.spec) is type(layout.spec)
-    assert twin.width == layout.width
+    assert copy == layout
+    assert hash(copy) == hash(layout)
+    assert type(copy.spec) is type(layout.spec)
+    assert copy.width == layout.width
 
 
 @pytest.mark.parametrize("layout", ONE_FACT_APART)

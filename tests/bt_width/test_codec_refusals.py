@@ -56,7 +56,7 @@ def test_an_unknown_field_is_refused_anywhere(spec: CacheSpec, kernel_block_size
 
         with pytest.raises(InvalidSpecError, match="surprise") as caught:
             BlockTableLayout.from_json(damaged)
-        assert caught.value.facts == {"unknown": ["surprise"], "missing": []}
+        assert caught.value.details == {"unknown": ["surprise"], "missing": []}
 
 
 @pytest.mark.parametrize(("spec", "kernel_block_size"), NOTHING_IS_DEFAULT)
@@ -69,7 +69,7 @@ def test_a_missing_field_is_refused_anywhere(spec: CacheSpec, kernel_block_size:
         with pytest.raises(InvalidSpecError, match=field) as caught:
             BlockTableLayout.from_json(damaged)
         if field != "kind":
-            assert caught.value.facts == {"unknown": [], "missing": [field]}
+            assert caught.value.details == {"unknown": [], "missing": [field]}
 
 
 @pytest.mark.parametrize("value", [None, "many", 1.5, [], {}, -1], ids=repr)

@@ -168,9 +168,9 @@ def test_state_columns_at_the_boundaries(num_tokens: int, column: int) -> None:
 @pytest.mark.parametrize(
     ("block_size", "max_model_len", "width", "num_computed", "column"),
     [
-        pytest.param(640, 5120, 8, 3360, 5, id="B6a"),
-        pytest.param(2176, 262144, 121, 100096, 45, id="B6b"),
-        pytest.param(1152, 262144, 228, 11520, 9, id="B6c"),
+        pytest.param(640, 5120, 8, 3360, 5, id="block-of-640"),
+        pytest.param(2176, 262144, 121, 100096, 45, id="block-of-2176"),
+        pytest.param(1152, 262144, 228, 11520, 9, id="block-of-1152"),
     ],
 )
 def test_a_state_column_is_counted_in_the_groups_own_blocks(

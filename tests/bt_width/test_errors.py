@@ -41,7 +41,7 @@ def test_an_error_carries_its_words_and_its_numbers(kind: type[BlockTableError])
     error = kind("17 blocks do not fit; plan a longer row", num_blocks=17, width=16)
 
     assert str(error) == "17 blocks do not fit; plan a longer row"
-    assert error.facts == {"num_blocks": 17, "width": 16}
+    assert error.details == {"num_blocks": 17, "width": 16}
 
 
 class OddlyMadeError(BlockTableError):
@@ -77,8 +77,8 @@ def test_an_error_about_what_cannot_be_pickled_is_still_sent() -> None:
     received = pickle.loads(pickle.dumps(error))
 
     assert str(received) == "not an int"
-    assert received.facts["argument"] == "block_size"
-    assert "function" in received.facts["value"]
+    assert received.details["argument"] == "block_size"
+    assert "function" in received.details["value"]
 
 
 class Unprintable:

@@ -31,7 +31,7 @@ def test_an_unsplit_block_is_its_kernel_block() -> None:
 
 
 def test_the_null_block_stays_null() -> None:
-    """Kernel blocks 1..k-1 would be a live block's to a kernel, and are nobody's."""
+    """Kernel blocks 1..k-1 would be a live block's to a kernel, and belong to no block."""
     layout = plan(AttentionSpec(block_size=64), 256, kernel_block_size=16)
 
     assert list(layout.expand([NULL_BLOCK, 2, NULL_BLOCK])) == [0] * 4 + [8, 9, 10, 11] + [0] * 4

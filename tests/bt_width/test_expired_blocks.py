@@ -21,8 +21,12 @@ pytestmark = pytest.mark.fast
 @pytest.mark.parametrize(
     ("spec", "num_computed", "expired"),
     [
-        pytest.param(SlidingWindowSpec(block_size=32, window=128), 256, 4, id="C7"),
-        pytest.param(SlidingWindowSpec(block_size=16, window=128), 256, 8, id="C7-block-16"),
+        pytest.param(
+            SlidingWindowSpec(block_size=32, window=128), 256, 4, id="window-of-four-blocks"
+        ),
+        pytest.param(
+            SlidingWindowSpec(block_size=16, window=128), 256, 8, id="window-of-eight-blocks"
+        ),
         pytest.param(SlidingWindowSpec(block_size=16, window=128), 127, 0, id="window-not-full"),
         pytest.param(SlidingWindowSpec(block_size=16, window=128), 142, 0, id="block-still-seen"),
         pytest.param(SlidingWindowSpec(block_size=16, window=128), 143, 1, id="block-just-left"),

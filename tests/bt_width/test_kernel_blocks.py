@@ -20,17 +20,17 @@ Sizes = Sequence[int | MultipleOf]
 @pytest.mark.parametrize(
     ("block_size", "supported", "chosen"),
     [
-        pytest.param(64, [[32, 64], [64]], 64, id="D6"),
-        pytest.param(128, [[32, 64], [64]], 64, id="D6-twice-as-large"),
-        pytest.param(544, [[16, 32, 64]], 32, id="D7-544"),
-        pytest.param(784, [[16, 32, 64]], 16, id="D7-784"),
-        pytest.param(1056, [[16, 32, 64]], 32, id="D7-1056"),
-        pytest.param(640, [[64, 128]], 128, id="D7-640"),
-        pytest.param(4192, [[16, 32, 64]], 32, id="D7-4192"),
-        pytest.param(2112, [[16, 32, 64]], 64, id="D7-2112"),
-        pytest.param(48, [[16, 32, 64]], 16, id="D7-48"),
-        pytest.param(528, [[16, 32, 64]], 16, id="D7-528"),
-        pytest.param(544, [[MultipleOf(16)]], 544, id="D7-whole"),
+        pytest.param(64, [[32, 64], [64]], 64, id="one-reads-64-only"),
+        pytest.param(128, [[32, 64], [64]], 64, id="a-block-of-128-is-split"),
+        pytest.param(544, [[16, 32, 64]], 32, id="block-of-544"),
+        pytest.param(784, [[16, 32, 64]], 16, id="block-of-784"),
+        pytest.param(1056, [[16, 32, 64]], 32, id="block-of-1056"),
+        pytest.param(640, [[64, 128]], 128, id="block-of-640"),
+        pytest.param(4192, [[16, 32, 64]], 32, id="block-of-4192"),
+        pytest.param(2112, [[16, 32, 64]], 64, id="block-of-2112"),
+        pytest.param(48, [[16, 32, 64]], 16, id="block-of-48"),
+        pytest.param(528, [[16, 32, 64]], 16, id="block-of-528"),
+        pytest.param(544, [[MultipleOf(16)]], 544, id="a-multiple-of-16-is-not-split"),
         pytest.param(544, [[MultipleOf(16)], [16, 32]], 32, id="a-list-bounds-the-multiples"),
         pytest.param(96, [[48, MultipleOf(64)], [MultipleOf(16)]], 48, id="mixed"),
         pytest.param(64, [[64, 32], [32]], 32, id="the-order-of-a-list-does-not-matter"),
@@ -58,7 +58,7 @@ def test_a_block_smaller_than_every_kernel_block(block_size: int) -> None:
     with pytest.raises(NoCommonBlockSizeError, match="16") as caught:
         select_kernel_block_size(block_size, [[MultipleOf(16)]])
 
-    assert caught.value.facts["nearest"] == 16
+    assert caught.value.details["nearest"] == 16
 
 
 def test_the_error_names_each_backend_its_list_and_what_would_work() -> None:
@@ -73,7 +73,7 @@ def test_the_error_names_each_backend_its_list_and_what_would_work() -> None:
     message = str(caught.value)
     for words in ("16", "FlashMLA takes 64", "DeepGEMM takes 32, 64", "nearest"):
         assert words in message
-    assert caught.value.facts["nearest"] == 64
+    assert caught.value.details["nearest"] == 64
 
 
 def test_backends_without_a_name_are_numbered() -> None:
@@ -89,7 +89,7 @@ def test_where_nothing_would_work_the_error_says_so() -> None:
     with pytest.raises(NoCommonBlockSizeError, match="no block size suits them all") as caught:
         select_kernel_block_size(100, [[64], [48]])
 
-    assert caught.value.facts["nearest"] is None
+    assert caught.value.details["nearest"] is None
 
 
 def test_the_nearest_may_lie_below() -> None:
@@ -97,7 +97,7 @@ def test_the_nearest_may_lie_below() -> None:
     with pytest.raises(NoCommonBlockSizeError) as caught:
         select_kernel_block_size(70, [[64], [32, 64]])
 
-    assert caught.value.facts["nearest"] == 64
+    assert caught.value.details["nearest"] == 64
 
 
 def test_the_nearest_counts_multiples_of_what_all_take() -> None:
@@ -105,7 +105,7 @@ def test_the_nearest_counts_multiples_of_what_all_take() -> None:
     with pytest.raises(NoCommonBlockSizeError) as caught:
         select_kernel_block_size(100, [[MultipleOf(16)], [MultipleOf(24)]])
 
-    assert caught.value.facts["nearest"] == 96
+    assert caught.value.details["nearest"] == 96
 
 
 NUMBERS = [1, 2, 3, 4, 6, 8, 12]
@@ -144,7 +144,7 @@ def test_a_legal_size_is_found_wherever_there_is_one(
         select_kernel_block_size(block_size, supported)
     far = block_size + 2 * math.lcm(*NUMBERS)
     distances = [abs(n - block_size) for n in range(1, far) if _largest_legal(n, supported)]
-    nearest = caught.value.facts["nearest"]
+    nearest = caught.value.details["nearest"]
     if distances:
         assert isinstance(nearest, int)
         assert _largest_legal(nearest, supported)

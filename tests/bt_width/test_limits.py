@@ -78,9 +78,9 @@ def test_the_last_rank_is_a_rank() -> None:
 )
 def test_a_value_is_frozen_and_hashable(value: Any) -> None:
     """Two equal values are one key of a dict, and neither can change under it."""
-    twin = dataclasses.replace(value)
+    equal = dataclasses.replace(value)
 
-    assert {value: "first"}[twin] == "first"
+    assert {value: "first"}[equal] == "first"
     for field in dataclasses.fields(value):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, field.name, getattr(value, field.name))

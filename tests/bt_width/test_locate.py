@@ -21,11 +21,11 @@ pytestmark = pytest.mark.fast
 @pytest.mark.parametrize(
     ("block_size", "kernel_block_size", "position", "column", "offset"),
     [
-        pytest.param(256, 256, 300, 1, 44, id="D10"),
-        pytest.param(784, 16, 783, 48, 15, id="D8-last-of-a-block"),
-        pytest.param(784, 16, 784, 49, 0, id="D8-first-of-the-next"),
-        pytest.param(256, 256, 4095, 15, 255, id="A16-last-of-the-row"),
-        pytest.param(256, 256, 4096, 16, 0, id="A16-first-past-the-row"),
+        pytest.param(256, 256, 300, 1, 44, id="second-block"),
+        pytest.param(784, 16, 783, 48, 15, id="last-of-a-block"),
+        pytest.param(784, 16, 784, 49, 0, id="first-of-the-next"),
+        pytest.param(256, 256, 4095, 15, 255, id="last-of-the-row"),
+        pytest.param(256, 256, 4096, 16, 0, id="first-past-the-row"),
         pytest.param(1, 1, 300, 300, 0, id="block-of-one"),
     ],
 )
@@ -41,8 +41,8 @@ def test_a_position_lies_in_a_column_at_an_offset(
     ("position", "rank", "column", "offset"),
     [
         pytest.param(0, 0, 0, 0, id="first"),
-        pytest.param(200, 1, 1, 8, id="E1-200"),
-        pytest.param(600, 0, 3, 24, id="E1-600"),
+        pytest.param(200, 1, 1, 8, id="second-rank"),
+        pytest.param(600, 0, 3, 24, id="first-rank-again"),
         pytest.param(511, 3, 1, 63, id="last-of-the-first-column"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What planning refuses, once, so that nobody checks it again."""
+"""What planning refuses, once, so that it need not be checked again."""
 
 from typing import Any
 

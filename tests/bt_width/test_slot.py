@@ -249,7 +249,7 @@ def test_a_negative_id_is_no_block() -> None:
     assert layout.slot(0, [5, -1]) == 80
     with pytest.raises(InvalidEditError, match="-1") as caught:
         layout.slot(16, [5, -1])
-    assert caught.value.facts["column"] == 1
+    assert caught.value.details["column"] == 1
 
 
 @pytest.mark.parametrize("spec", SLOTLESS)

@@ -51,4 +51,4 @@ def test_the_nearest_block_size_may_be_odd() -> None:
     with pytest.raises(NoCommonBlockSizeError) as refused:
         select_kernel_block_size(4, [[MultipleOf(3)]])
 
-    assert refused.value.facts["nearest"] == 3
+    assert refused.value.details["nearest"] == 3

@@ -158,7 +158,7 @@ def test_a_bug_is_shown_whole_and_is_no_mismatch(capsys: pytest.CaptureFixture[s
         assert "seven" in said
 
 
-def test_a_warning_that_nobody_can_read_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_without_a_reader_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(errno.ENOSPC, text)

@@ -1,1 +1,1 @@
-"""Random traffic over random surroundings for minutes or hours, every step checked."""
+"""Random traffic over random scenarios for minutes or hours, every step checked."""

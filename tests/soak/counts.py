@@ -23,12 +23,12 @@ class Counts:
         num_aborted: Requests that were taken out.
         num_preemptions: Times a request gave up its blocks for others.
         num_padded_steps: Steps with padding rows.
-        num_dummy_steps: Steps in which nobody was.
-        num_broken_steps: Steps that broke off in the middle.
+        num_dummy_steps: Steps without requests.
+        num_broken_steps: Steps that failed in the middle.
         num_checks: Checks by the sanitizer: one a step, rank and table class.
         num_oracle_steps: Steps whose every column and slot was derived again.
         num_findings: Things that were not as they should be.
-        num_lost_blocks: Blocks that were not in their pool when nobody was left.
+        num_lost_blocks: Blocks that were not in their pool when no request was left.
     """
 
     num_scenarios: int = 0

@@ -28,7 +28,7 @@ class TableDriver(Protocol):
         """Return the tables and slots of a batch."""
 
     def dummy_step(self, batch: InputBatch) -> StepTables:
-        """Return the tables and slots of a batch of the same size in which nobody is."""
+        """Return the tables and slots of a batch of the same size without requests."""
 
 
 class StagedDriver:

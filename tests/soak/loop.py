@@ -29,7 +29,7 @@ RIGHT, WRONG = 0, 1
 
 
 class BrokenStepError(Exception):
-    """A step that broke off in the middle."""
+    """A step that failed in the middle."""
 
 
 class RanksRunner(ModelRunner):
@@ -113,7 +113,7 @@ class RanksRunner(ModelRunner):
         self.forget(is_remapped=False)
 
     def forget(self, *, is_remapped: bool) -> None:
-        """Mark all ranks' device rows stale: a step broke off, or memory was remapped."""
+        """Mark all ranks' device rows stale: a step failed, or memory was remapped."""
         for rank in self._ranks:
             rank.forget(is_remapped=is_remapped)
 

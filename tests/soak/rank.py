@@ -87,7 +87,7 @@ class Rank:
                 raise VerificationError("a dummy step's slot mapping names a slot")
 
     def forget(self, *, is_remapped: bool) -> None:
-        """Mark what is on the device stale: a step broke off, or memory was remapped."""
+        """Mark what is on the device stale: a step failed, or memory was remapped."""
         for driver in self._drivers:
             if is_remapped:
                 driver.tables.rebind()

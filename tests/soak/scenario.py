@@ -1,4 +1,4 @@
-"""Surroundings drawn at random: cache groups of every kind, limits and ranks; no traffic."""
+"""Scenarios drawn at random: cache groups of every kind, limits and ranks; no traffic."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Scenario:
 
 
 def every_kind() -> Scenario:
-    """Return the surroundings in which every kind of group is served at once."""
+    """Return the scenario in which every kind of group is served at once."""
     draw = random.Random(0)
     limits = ServingLimits(
         max_model_len=300,
@@ -92,7 +92,7 @@ def every_kind() -> Scenario:
 
 
 def draw_scenario(draw: random.Random) -> Scenario:
-    """Draw surroundings."""
+    """Draw a scenario."""
     num_drafts = draw.choice([0, 1, 2, 3])
     limits = ServingLimits(
         max_model_len=draw.randint(100, 400),

@@ -1,4 +1,4 @@
-"""Surroundings in which a soak's steps are cheap."""
+"""Scenarios in which a soak's steps are cheap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bt_width import ContextParallel
 
 
 def shortened(scenario: Scenario) -> Scenario:
-    """Return surroundings in which few requests are served, none for long."""
+    """Return a scenario in which few requests are served, none for long."""
     limits = replace(scenario.limits, max_model_len=60, max_num_reqs=4, max_num_batched_tokens=24)
     return replace(scenario, limits=limits, spare=0.4)
 

@@ -1,4 +1,4 @@
-"""Drawn surroundings: all of them can be planned, and every kind of group is drawn."""
+"""Drawn scenarios: all of them can be planned, and every kind of group is drawn."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_everything_is_served_at_once() -> None:
     assert any(layout.kernel_blocks_per_block > 1 for layout in layouts)
 
 
-def test_equal_seeds_draw_equal_surroundings() -> None:
+def test_equal_seeds_draw_equal_scenarios() -> None:
     first, second = (draw_scenario(random.Random("7")) for _ in range(2))
 
     assert first == second

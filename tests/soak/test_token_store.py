@@ -101,7 +101,7 @@ def test_a_row_that_changed_its_blocks_is_found_when_it_is_read() -> None:
     with pytest.raises(VerificationError) as caught:
         store.read(_part(8, 0), swapped, 0)
 
-    assert (caught.value.facts["request"], caught.value.facts["position"]) == ("a", 0)
+    assert (caught.value.details["request"], caught.value.details["position"]) == ("a", 0)
 
 
 def test_what_a_life_before_the_preemption_wrote_does_not_count() -> None:

@@ -1,4 +1,4 @@
-"""Values that nobody should hand to a call, drawn by hypothesis, and calls to hand them to."""
+"""Values that no call takes, drawn by hypothesis, and calls to hand them to."""
 
 from __future__ import annotations
 

@@ -66,11 +66,11 @@ def compile_resources(
 
 def run_compiled(module: str, *arguments: str) -> str:
     """Run ``python -m module`` with compiled kernels; return what it printed."""
-    surroundings = dict(os.environ)
-    surroundings.update(TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1")
+    environment = dict(os.environ)
+    environment.update(TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1")
     finished = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env=surroundings,
+        env=environment,
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Layouts that differ in one fact alone, and specs that hold no default."""
+"""Layouts that differ in one field alone, and specs that hold no default."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ NOTHING_IS_DEFAULT: list[Any] = [
 
 
 def _layouts_that_differ_in_one_fact() -> Iterator[Any]:
-    """Every fact of a layout changed alone."""
+    """Every field of a layout changed alone."""
     spec = AttentionSpec(block_size=64)
     of_spec: dict[str, Any] = {
         "block_size": 128,

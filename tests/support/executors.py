@@ -82,7 +82,7 @@ class CheckedExecutor(GuardedExecutor):
         super().copy(destination, source)
 
     def step_launch(self, storage: Storage) -> StepLaunch:
-        """Return the twin behind the check."""
+        """Return the reference behind the check."""
 
         def launch(
             packet: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, programs: int
@@ -178,7 +178,7 @@ class LateExecutor(CpuExecutor):
         self.wait(self.mark())
 
     def step_launch(self, storage: Storage) -> StepLaunch:
-        """Return a launch that queues the twin."""
+        """Return a launch that queues the reference."""
         inner = super().step_launch(storage)
 
         def launch(
@@ -189,7 +189,7 @@ class LateExecutor(CpuExecutor):
         return launch
 
     def csr_launch(self) -> CsrLaunch:
-        """Return a launch that queues the twin."""
+        """Return a launch that queues the reference."""
         inner = super().csr_launch()
 
         def launch(

@@ -24,9 +24,9 @@ SPARSE_FAMILIES = ("deepseek_v32", "glm_moe_dsa")
 
 
 class Checkpoint(Protocol):
-    """Where a random model of a family lies; with settled routers, all tokens share experts."""
+    """Where a random model of a family lies; with ``same_experts``, all tokens share experts."""
 
-    def __call__(self, family: str, *, settled: bool = False) -> Path: ...
+    def __call__(self, family: str, *, same_experts: bool = False) -> Path: ...
 
 
 _COMMON: dict[str, Any] = {
@@ -105,7 +105,7 @@ def tiny_model(family: str, *, seed: int, **changes: Any) -> Any:
 
 
 @torch.no_grad()
-def settle_routers(model: nn.Module) -> None:
+def share_experts(model: nn.Module) -> None:
     """Make every token choose the same experts, so that coarse rounding changes no choice."""
     for name, tensor in model.named_buffers():
         if name.endswith("e_score_correction_bias"):

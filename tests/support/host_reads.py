@@ -40,13 +40,15 @@ class HostReadError(AssertionError):
 
 
 class NoHostReads(TorchFunctionMode):
-    """Raises where a device would have to be waited for; twins of kernels pass."""
+    """Raises where a device would have to be waited for; references of kernels pass."""
 
-    def __init__(self, on_host: Iterable[torch.Tensor] = (), twins: Iterable[str] = ()) -> None:
-        """Allow reads of ``on_host``, of their views, and inside the modules ``twins``."""
+    def __init__(
+        self, on_host: Iterable[torch.Tensor] = (), references: Iterable[str] = ()
+    ) -> None:
+        """Allow reads of ``on_host``, of their views, and inside the modules ``references``."""
         super().__init__()
         self._on_host = {tensor.untyped_storage().data_ptr() for tensor in on_host}
-        self._twins = frozenset(twins)
+        self._references = frozenset(references)
 
     def __torch_function__(
         self,
@@ -58,7 +60,7 @@ class NoHostReads(TorchFunctionMode):
         """Call ``func`` unless it reads what may not be read."""
         name = getattr(func, "__name__", "")
         reads = name in READS or (name == "__getitem__" and _is_mask(args[1]))
-        if reads and not self._may_read(args[0]) and not self._in_twin(sys._getframe(1)):
+        if reads and not self._may_read(args[0]) and not self._in_reference(sys._getframe(1)):
             raise HostReadError(f"{name} of a tensor on the device")
         return func(*args, **(kwargs or {}))
 
@@ -68,9 +70,9 @@ class NoHostReads(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             return tensor.untyped_storage().data_ptr() in self._on_host
 
-    def _in_twin(self, frame: FrameType | None) -> bool:
+    def _in_reference(self, frame: FrameType | None) -> bool:
         while frame is not None:
-            if frame.f_globals.get("__name__") in self._twins:
+            if frame.f_globals.get("__name__") in self._references:
                 return True
             frame = frame.f_back
         return False

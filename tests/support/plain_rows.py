@@ -26,7 +26,7 @@ class PlainRow:
             written = self._layout.state_column(seq_len)
             missing = end - max(written, len(self.is_held))
             self.is_held += [False] * max(written - len(self.is_held), 0)
-            # a state of a draft that nobody wants any more becomes one that is missing
+            # a state of a draft that is no longer wanted becomes one that is missing
             for column in range(read + 1, min(written, len(self.is_held))):
                 if self.is_held[column] and missing:
                     self.is_held[column] = False

@@ -1,4 +1,4 @@
-"""Short ways to plan a layout, for tests that vary one or two facts of it."""
+"""Short ways to plan a layout, for tests that vary one or two of its causes."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Small replays: a trace of our own making over a published model's geometry."""
+"""Small replays: a trace of our own making over a published model's shape."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CutOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCase:
-    """A replay's surroundings; the defaults are GLM-5.2 on two ranks with drafts.
+    """A replay's scenario; the defaults are GLM-5.2 on two ranks with drafts.
 
     Attributes:
         config: The model.
@@ -126,7 +126,7 @@ class ReplayCase:
 
 
 def glm_case() -> ReplayCase:
-    """Return the surroundings of the original crash: GLM-5.2 in blocks of 64, with drafts."""
+    """Return the scenario of the original crash: GLM-5.2 in blocks of 64, with drafts."""
     return ReplayCase(config=glm_5_2())
 
 

@@ -291,7 +291,7 @@ class SmallEngine:
         return fresh
 
     def null_behind(self, request: SmallRequest, group: int) -> None:
-        """Null and free the blocks that no query sees any more (C7)."""
+        """Null and free the blocks that no query sees any more."""
         gone = self.blocks_behind(request.computed, group)
         held = request.blocks[group]
         if gone:

@@ -1,4 +1,4 @@
-"""Short ways to make tables and batches, on the twin and on the interpreted kernels."""
+"""Short ways to make tables and batches, on the reference and on the interpreted kernels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bt_tables import StagedBlockTables, StepBatch
 from bt_tables.devices import Executor
 from bt_width import BlockTableLayout, CacheSpec, ServingLimits
 
-on_twin_and_kernel = pytest.mark.parametrize(
+on_reference_and_kernel = pytest.mark.parametrize(
     "executor_class",
-    [pytest.param(CheckedExecutor, id="twin"), pytest.param(InterpretedExecutor, id="kernel")],
+    [pytest.param(CheckedExecutor, id="reference"), pytest.param(InterpretedExecutor, id="kernel")],
 )
-"""Gives a test ``executor_class``: the twin's, then the interpreted kernels'."""
+"""Gives a test ``executor_class``: the reference's, then the interpreted kernels'."""
 
 
 def plan_groups(

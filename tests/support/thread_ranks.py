@@ -34,7 +34,7 @@ class ThreadRank:
         self._board[self.rank] = value
         self._barrier.wait(PATIENCE_S)
         found = list(self._board)
-        # nobody lays down anything new before all have looked
+        # no rank lays down anything new before all have looked
         self._barrier.wait(PATIENCE_S)
         return found
 

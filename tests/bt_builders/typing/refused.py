@@ -18,7 +18,7 @@ class Building:
 
 
 class WithoutLiteral(Building):
-    """Its flag is any bool: nobody can tell which constructor it has."""
+    """Its flag is any bool, so that its constructor is unknown."""
 
     requires_block_table_width = True
 

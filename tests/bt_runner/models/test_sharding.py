@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from bt_runner.models.layers.attention import attend
-from bt_runner.models.sharding import Alone, Sharding
+from bt_runner.models.sharding import Sharding, SingleRank
 from bt_width import AttentionSpec, BlockTableLayout, ContextParallel, ServingLimits
 
-GEOMETRIES = [(1, 1), (2, 1), (2, 4), (3, 2), (4, 16)]
+SPLITS = [(1, 1), (2, 1), (2, 4), (3, 2), (4, 16)]
 
 
 class Together:
@@ -28,7 +28,7 @@ class Together:
         return [text] * self.size
 
 
-@pytest.mark.parametrize(("size", "interleave"), GEOMETRIES)
+@pytest.mark.parametrize(("size", "interleave"), SPLITS)
 def test_places_are_those_of_the_contract(size: int, interleave: int) -> None:
     """Owner and place of every position, for every rank.
 
@@ -54,7 +54,7 @@ def _shares(size: int, interleave: int, length: int) -> list[Tensor]:
     return [positions[owners == rank] for rank in range(size)]
 
 
-@pytest.mark.parametrize(("size", "interleave"), GEOMETRIES[1:])
+@pytest.mark.parametrize(("size", "interleave"), SPLITS[1:])
 @pytest.mark.parametrize("length", [1, 5, 37])
 def test_scores_come_back_in_the_order_of_positions(
     size: int, interleave: int, length: int
@@ -75,12 +75,12 @@ def test_scores_come_back_in_the_order_of_positions(
 def test_scores_in_a_line_come_back_from_where_each_request_begins() -> None:
     """The last request ends with the line: what it does not reach is not its neighbour's."""
     scores = torch.tensor([[0.0, 1.0, 2.0, -torch.inf, -torch.inf], [-torch.inf] * 3 + [7.0, 8.0]])
-    found = Sharding(Alone(), 1).in_order(scores, 4, torch.tensor([[0], [3]]))
+    found = Sharding(SingleRank(), 1).in_order(scores, 4, torch.tensor([[0], [3]]))
     inf = float("inf")
     assert found.tolist() == [[0.0, 1.0, 2.0, -inf], [7.0, 8.0, -inf, -inf]]
 
 
-@pytest.mark.parametrize(("size", "interleave"), GEOMETRIES)
+@pytest.mark.parametrize(("size", "interleave"), SPLITS)
 @pytest.mark.parametrize("length", [1, 5, 37])
 def test_ranks_attend_together_as_one_would(size: int, interleave: int, length: int) -> None:
     """A rank that keeps no token weighs nothing."""

@@ -13,7 +13,7 @@ from tests.support.hf_models import (
     Checkpoint,
     load,
     prompts,
-    settle_routers,
+    share_experts,
     tiny_model,
 )
 from tests.support.one_thread import one_thread
@@ -28,11 +28,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """Return where a random model of a family lies."""
 
     @cache
-    def saved(family: str, *, settled: bool = False) -> Path:
+    def saved(family: str, *, same_experts: bool = False) -> Path:
         directory = tmp_path_factory.mktemp(family)
         model = tiny_model(family, seed=SEEDS[family])
-        if settled:
-            settle_routers(model)
+        if same_experts:
+            share_experts(model)
         model.save_pretrained(directory)
         return directory
 

@@ -93,7 +93,7 @@ def test_bfloat16_layers_lie_within_a_fiftieth_of_their_range(
 
     All tokens share their experts, and the prompt is no longer than an index choice.
     """
-    directory = checkpoint(family, settled=True)
+    directory = checkpoint(family, same_experts=True)
     config = read_config(directory)
     dense = DenseModel(config, load_weights(directory, config, dtype=torch.bfloat16))
     token_ids = prompts()[0][:16]

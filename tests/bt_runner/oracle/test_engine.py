@@ -129,7 +129,7 @@ def test_bfloat16_layers_lie_within_a_fiftieth_of_their_range(
     checkpoint: Checkpoint, family: str
 ) -> None:
     """Where rounding changes no choice, a prompt in chunks differs by rounding alone."""
-    directory = checkpoint(family, settled=True)
+    directory = checkpoint(family, same_experts=True)
     config = read_config(directory)
     weights = load_weights(directory, config, dtype=torch.bfloat16)
 

@@ -83,25 +83,25 @@ def _first_difference(replay: Replay) -> VerificationError:
 def test_a_fault_in_a_row_is_found_and_placed(tables_class: type[StagedBlockTables]) -> None:
     error = _first_difference(glm_case().make(own_trace(), tables_class))
 
-    facts = error.facts
-    assert facts["group"] == "mla"
-    assert facts["expected"] != facts["found"]
-    assert f"column {facts['column']} of request {facts['request']}" in str(error)
+    details = error.details
+    assert details["group"] == "mla"
+    assert details["expected"] != details["found"]
+    assert f"column {details['column']} of request {details['request']}" in str(error)
 
 
 def test_a_missing_clear_is_found_in_the_rows_next_request() -> None:
     trace = own_trace()
     error = _first_difference(glm_case().make(trace, MissesAClear))
 
-    assert error.facts["column"] == 0
-    # the first eight lines had rows that nobody held before
-    assert int(str(error.facts["request"]).removeprefix("line ")) > 8
+    assert error.details["column"] == 0
+    # the first eight lines had rows that were not held before
+    assert int(str(error.details["request"]).removeprefix("line ")) > 8
 
 
 def test_slots_of_another_shard_are_found_and_placed() -> None:
     error = _first_difference(glm_case().make(own_trace(), tables_rank=1))
 
-    assert (error.facts["group"], error.facts["request"], error.facts["column"]) == (
+    assert (error.details["group"], error.details["request"], error.details["column"]) == (
         "mla",
         "line 1",
         0,
@@ -113,7 +113,7 @@ def test_an_id_above_the_batch_is_found() -> None:
     error = _first_difference(glm_case().make(own_trace(), LeavesPadding))
 
     assert "padding" in str(error)
-    assert (error.facts["expected"], error.facts["found"]) == (0, 7)
+    assert (error.details["expected"], error.details["found"]) == (0, 7)
 
 
 def test_a_write_to_a_shared_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_write_to_a_shared_block_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     error = _first_difference(glm_case().make(own_trace()))
 
     assert "shared" in str(error)
-    assert error.facts["request"]
+    assert error.details["request"]
 
 
 @pytest.mark.usefixtures("loses_blocks")
@@ -141,7 +141,7 @@ def test_a_block_that_never_comes_back_is_found(monkeypatch: pytest.MonkeyPatch)
 
     error = _first_difference(case.make(own_trace()))
 
-    assert error.facts["group"] == "mamba"
+    assert error.details["group"] == "mamba"
     assert "blocks in use" in str(error)
 
 

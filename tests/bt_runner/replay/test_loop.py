@@ -11,8 +11,8 @@ from tests.support.replays import CutOptions, ReplayCase, drive, glm_case, own_t
 from bt_runner.replay.traffic.trace import TraceRequest
 
 CASES = [
-    pytest.param(replace(glm_case(), max_model_len=325_000, size=1), id="A2-325000"),
-    pytest.param(replace(glm_case(), max_model_len=350_000, size=1), id="A2-350000"),
+    pytest.param(replace(glm_case(), max_model_len=325_000, size=1), id="325000-on-one-rank"),
+    pytest.param(replace(glm_case(), max_model_len=350_000, size=1), id="350000-on-one-rank"),
     pytest.param(glm_case(), id="two-ranks"),
     pytest.param(
         ReplayCase(
@@ -22,7 +22,7 @@ CASES = [
             size=1,
             num_drafts=0,
         ),
-        id="A1-9416-in-blocks-of-32",
+        id="9416-in-blocks-of-32",
     ),
     pytest.param(
         replace(glm_case(), options=CutOptions(block_size=128, kernel_block_size=64)),

@@ -1,4 +1,4 @@
-"""Any surroundings: pools that run short, splits, ranks, drafts, states, shared beginnings."""
+"""Any scenario: pools that run short, splits, ranks, drafts, states, shared beginnings."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _serve(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", CI_SEEDS)
-def test_in_any_surroundings_every_step_agrees(seed: int) -> None:
+def test_in_any_scenario_every_step_agrees(seed: int) -> None:
     _serve(seed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", LONG_SEEDS)
-def test_in_many_surroundings_every_step_agrees(seed: int) -> None:
+def test_in_many_scenarios_every_step_agrees(seed: int) -> None:
     _serve(seed)

@@ -215,7 +215,7 @@ def batch_order_runner_class() -> Any:
                 num_reqs=1,
                 num_reqs_padded=None,
                 num_scheduled_tokens={"a": 4},
-                # nobody writes the slots of a group of states
+                # the slots of a group of states are never written
                 slot_mappings={0: slots, 1: torch.zeros(5, dtype=torch.int64)},
             )
 

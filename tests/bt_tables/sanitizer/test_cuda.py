@@ -1,4 +1,4 @@
-"""The sanitizer on a GPU: the compiled kernel says what the twin says on the CPU."""
+"""The sanitizer on a GPU: the compiled kernel says what the reference says on the CPU."""
 
 import random
 from dataclasses import replace

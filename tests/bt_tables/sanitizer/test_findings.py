@@ -98,4 +98,4 @@ def test_a_fault_error_is_the_same_after_a_pickle() -> None:
     copy = pickle.loads(pickle.dumps(error))
 
     assert type(copy) is BlockTableFaultError
-    assert (str(copy), copy.report, copy.facts) == (str(error), error.report, error.facts)
+    assert (str(copy), copy.report, copy.details) == (str(error), error.report, error.details)

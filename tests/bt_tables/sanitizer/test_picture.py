@@ -32,7 +32,7 @@ def test_the_expected_ids_stand_under_the_found_ones() -> None:
     ]
 
 
-def test_what_nobody_knows_is_a_question_mark() -> None:
+def test_what_is_unknown_is_a_question_mark() -> None:
     picture = draw_row(FINDING, LAYOUT, TABLE, around=1)
 
     assert [shown.expected for shown in picture.columns] == ["?", "7", "?"]

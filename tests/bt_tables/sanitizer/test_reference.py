@@ -1,4 +1,4 @@
-"""The plain twin against a naive checker that loops over tokens by the layout's functions."""
+"""The reference against a naive checker that loops over tokens by the layout's functions."""
 
 import random
 

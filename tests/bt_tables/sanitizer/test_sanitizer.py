@@ -63,7 +63,7 @@ def test_a_fault_raises_with_its_report() -> None:
 
     assert [finding.kind for finding in raised.value.report.findings] == ["slot-out-of-pool"]
     assert isinstance(raised.value, BlockTableError)
-    assert raised.value.facts["report"] is raised.value.report
+    assert raised.value.details["report"] is raised.value.report
 
 
 def test_in_report_mode_findings_are_collected() -> None:

@@ -96,7 +96,7 @@ def test_a_table_on_another_device_is_named() -> None:
 
 
 def test_a_row_stride_wider_than_the_table_is_welcome() -> None:
-    """A guard column in the storage is nobody's business."""
+    """A guard column in the storage is allowed."""
     wide = torch.zeros(4, WIDTH + 1, dtype=torch.int32)
 
     assert not check(sanitizer(), wide[:, :WIDTH], SOUND_SLOTS).findings

@@ -1,4 +1,4 @@
-"""Blocks that belong to nobody, to two requests, or to others too."""
+"""Blocks that belong to no request, to two, or to others too."""
 
 from __future__ import annotations
 

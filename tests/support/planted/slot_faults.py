@@ -1,4 +1,4 @@
-"""Slots of other tokens, of other requests, of nobody, and slots that are missing."""
+"""Slots of other tokens, of other requests, of free blocks, and slots that are missing."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def require_tensor(
         derivation: How the planned shape came about; called only for the message.
 
     Raises:
-        WidthMismatchError: A fact of the tensor is not the planned one.
+        WidthMismatchError: Shape, dtype, device or stride of the tensor are not those planned.
     """
     if not isinstance(tensor, torch.Tensor):
         raise WidthMismatchError(
@@ -108,13 +108,13 @@ def _rows_are_dense(tensor: torch.Tensor) -> bool:
 
 
 def _refuse(
-    name: str, fact: str, planned: object, found: object, derivation: Callable[[], str] | None
+    name: str, attribute: str, planned: object, found: object, derivation: Callable[[], str] | None
 ) -> None:
     reason = f"; planned: {derivation()}" if derivation is not None else ""
     raise WidthMismatchError(
-        f"{name} has {fact} {found}, planned was {planned}{reason}",
+        f"{name} has {attribute} {found}, planned was {planned}{reason}",
         name=name,
-        fact=fact,
+        attribute=attribute,
         planned=planned,
         found=found,
     )

@@ -245,7 +245,7 @@ class CommonAttentionMetadata(_Checked):
             batch: The step's batch, the same for all groups.
 
         Raises:
-            InvalidSpecError: An argument has the wrong type or there is no such group.
+            InvalidSpecError: An argument has the wrong type, or ``group`` is out of range.
         """
         require_layout(layout)
         if not isinstance(batch, AttentionBatch):

@@ -140,7 +140,7 @@ def _kernel_block_size(group: AttentionGroup) -> int:
         return select_kernel_block_size(layer.block_size, supported)
     except NoCommonBlockSizeError as error:
         raise NoCommonBlockSizeError(
-            f"group {group.name!r}: {error}", **error.facts, group=group.name
+            f"group {group.name!r}: {error}", **error.details, group=group.name
         ) from None
 
 

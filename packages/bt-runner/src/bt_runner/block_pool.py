@@ -281,9 +281,9 @@ class BlockPool:
         return self._block_of.get(block_hash)
 
     def recount(self, references: BlockIds, *, last_step: int) -> None:
-        """Set the reference counts whatever they were: something broke off in between.
+        """Set the reference counts whatever they were, after a failed step.
 
-        No block is findable afterwards, because a step that broke off may have computed
+        No block is findable afterwards, because a failed step may have computed
         less into a block than its hash says.
 
         Args:

@@ -16,7 +16,7 @@ def find_device(name: torch.device | str | None) -> torch.device:
     Where torchrun started several processes, each takes a CUDA device of its own.
 
     Raises:
-        BadInputError: There is no such device.
+        BadInputError: The device is unknown or absent.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -38,7 +38,7 @@ from bt_runner.models.cache.caches import Caches
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.layers.pieces import WORKSPACE_BYTES
 from bt_runner.models.paged_model import PagedModel
-from bt_runner.models.sharding import Alone, Ranks, Sharding, require_one_plan
+from bt_runner.models.sharding import Ranks, Sharding, SingleRank, require_one_plan
 from bt_runner.models.weights import Weights, require_weights
 from bt_runner.prefix_cache import PrefixCache
 from bt_runner.recorder import Recorder
@@ -228,7 +228,7 @@ class EngineLoop:
             self._scheduler.table.set_drafts(rows, drafts, counts)
 
     def _mend(self) -> None:
-        """Start over where the last call broke off and could not do so itself."""
+        """Start over where the last call failed and could not do so itself."""
         if not self._is_sound:
             self._start_over()
 
@@ -320,7 +320,7 @@ class Engine(EngineLoop):
         """
         options = CacheOptions() if options is None else options
         graphs = GraphOptions() if graphs is None else graphs
-        ranks = Alone() if ranks is None else ranks
+        ranks = SingleRank() if ranks is None else ranks
         require_kind("config", config, ModelConfig)
         require_kind("limits", limits, ServingLimits)
         require_kind("options", options, CacheOptions)

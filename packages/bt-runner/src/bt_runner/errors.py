@@ -9,13 +9,13 @@ class RunnerError(Exception):
     """Base of bt-runner's errors.
 
     Attributes:
-        facts: The numbers and names behind the message, by name.
+        details: The numbers and names behind the message, by name.
     """
 
-    def __init__(self, message: str, /, **facts: object) -> None:
-        """Keep ``message`` for people and ``facts`` for programs."""
+    def __init__(self, message: str, /, **details: object) -> None:
+        """Keep ``message`` for people and ``details`` for programs."""
         super().__init__(message)
-        self.facts: dict[str, object] = facts
+        self.details: dict[str, object] = details
 
     def __reduce__(self) -> tuple[object, ...]:
         """Send text and details, as the errors of the other packages do."""
@@ -41,6 +41,6 @@ class RankLostError(RunnerError, RuntimeError):
 class VerificationError(RunnerError):
     """A table, a slot or the reference counts of a pool are not what the contract says.
 
-    The facts name ``request``, ``group`` and ``column`` where there are such, and what
+    The details name ``request``, ``group`` and ``column`` where there are such, and what
     was ``expected`` and ``found``.
     """

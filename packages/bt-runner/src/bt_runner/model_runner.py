@@ -213,7 +213,7 @@ class ModelRunner:
             self._graphs[size] = self._capture(size, graphs.capture)
 
     def invalidate(self) -> None:
-        """Mark all device rows stale: a step broke off."""
+        """Mark all device rows stale after a failed step."""
         self._tables.invalidate()
 
     @torch.inference_mode()

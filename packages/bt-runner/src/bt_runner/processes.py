@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bt_runner.errors import BadInputError, RankLostError, RequestRefusedError
-from bt_runner.models.sharding import Alone, Ranks
+from bt_runner.models.sharding import Ranks, SingleRank
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableError
 from bt_width.errors import shown
@@ -79,7 +79,7 @@ def joined_ranks(device_type: str) -> Iterator[Ranks]:
         RankLostError: A rank did not come in time.
     """
     if _world_size() == 1:
-        yield Alone()
+        yield SingleRank()
         return
     try:
         dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)

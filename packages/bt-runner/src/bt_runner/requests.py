@@ -188,7 +188,7 @@ class RunningRequests:
         lives: [R]; how often the row was given up. A step in flight that knew a smaller
             number belongs to somebody who has left.
         num_tokens: [R]; tokens that the host knows. One assignment to it makes a step's
-            tokens the requests' own; whatever breaks off before or after loses nothing.
+            tokens the requests' own; an error before or after loses nothing.
         num_in_flight: [R]; tokens that steps in flight choose and the host does not know.
         num_computed: [R]; tokens whose cached state is valid when the steps in flight end.
         num_drafts: [R]; guesses after the known tokens, for the next step to verify.

@@ -287,7 +287,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait; it raises what ``require_fit`` does."""
         self.require_fit(request)
-        # whatever breaks off in between, ``start_over`` knows it
+        # whatever fails in between, ``start_over`` knows it
         self.requests[request.request_id] = request
         self.waiting.append(request)
 
@@ -304,7 +304,7 @@ class Scheduler:
         """Let all requests wait again, in the order they came, with every row and block free.
 
         Only the requests and their tokens are trusted, and all else is made from them: so it
-        mends what a step left half-done, whichever instruction it broke off at, its own
+        mends what a step left half-done, whichever instruction it failed at, its own
         included. A request that its tokens end, or that was aborted, is taken out.
         """
         for request in self.requests.values():

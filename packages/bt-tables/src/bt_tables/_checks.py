@@ -425,7 +425,7 @@ class EditChecks:
         """Return the ids that a row gets behind what it holds, one sequence a group.
 
         Raises:
-            InvalidEditError: There is not one sequence a group, or an id is bad.
+            InvalidEditError: Not one sequence for each group, or an id is out of range.
             RowOverflowError: The row has no room.
         """
         totals: list[int] = []

@@ -1,9 +1,9 @@
 """The rows of all groups: what each holds, what waits for the next launch, and the launch.
 
 A row's state is the record that it would send. While it waits, that record says what the
-launch shall do. Once a launch has carried it out, the record is read as settled: the row
-keeps all that it holds. Which of the two it is follows from the row's generation, so that
-a launch settles all rows that waited by one write, the next generation's number.
+launch shall do. Once a launch has carried it out, it is read as done: the row keeps all that
+it holds. Which of the two it is follows from the row's generation, so that a launch
+marks all rows that waited by one write, the next generation's number.
 
 Nothing is ever torn. Whatever raises, at whatever instruction, a signal included:
 
@@ -170,7 +170,7 @@ class DeviceRows:
         """Start with empty rows and a batch of none.
 
         Raises:
-            InvalidSpecError: A pool is no size, or there is not enough memory.
+            InvalidSpecError: A pool's size is not a positive int, or memory is too small.
         """
         self.checks = EditChecks(layouts, num_blocks)
         self.storage = Storage(layouts, executor)
@@ -260,7 +260,7 @@ class DeviceRows:
             named: What errors call the row.
 
         Raises:
-            InvalidEditError: An id is bad, or there is not one sequence a group.
+            InvalidEditError: An id is out of range, or not one sequence for each group.
             RowOverflowError: The row would hold more than it can.
         """
         if self.pending is not None:
@@ -329,7 +329,7 @@ class DeviceRows:
             named: What errors call the rows, [M].
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: ``row`` is not in 0..max_num_reqs - 1.
             InvalidEditError: An id is bad, or a count is negative.
             RowOverflowError: A row would hold more than it can.
         """
@@ -500,19 +500,19 @@ class DeviceRows:
         return staged if staged.generation == generation else Staged(generation, 0, 0, None, 0)
 
     def _records(self, rows: IntArray) -> IntArray:
-        """Return the records of rows, settled where they do not wait: [M, size], a copy."""
+        """Return the records of rows, as carried out where they do not wait: [M, size], a copy."""
         found = self._ints.take(rows, axis=0)
         staged = self._staged_now()
         if staged.num_rows:
-            settled = np.flatnonzero(self._staged_in.take(rows) != staged.generation)
-            part = found[settled]
-            self._settle(part)
-            found[settled] = part
+            carried_out = np.flatnonzero(self._staged_in.take(rows) != staged.generation)
+            part = found[carried_out]
+            self._mark_carried_out(part)
+            found[carried_out] = part
         else:
-            self._settle(found)
+            self._mark_carried_out(found)
         return found
 
-    def _settle(self, records: IntArray) -> None:
+    def _mark_carried_out(self, records: IntArray) -> None:
         """Let records say that their rows keep what they hold."""
         fields = records.view(self._form.fields).reshape(-1)
         fields["keep"] = fields["blocks"]

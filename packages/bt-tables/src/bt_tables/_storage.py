@@ -36,7 +36,7 @@ class Storage:
         """Allocate and fill everything.
 
         Raises:
-            InvalidSpecError: There is not enough memory.
+            InvalidSpecError: Memory is too small.
         """
         self.layouts = tuple(layouts)
         limits = self.layouts[0].limits

@@ -73,7 +73,7 @@ def kernel_block_view(
 
     Raises:
         WidthMismatchError: The cache has another shape, or strides that no view can cut.
-        InvalidSpecError: There is no such member.
+        InvalidSpecError: The group has no member of this name.
     """
     _require("layout", layout, BlockTableLayout)
     _require("cache", cache, torch.Tensor)

@@ -257,7 +257,7 @@ def executor_for(device: str | torch.device | Executor) -> Executor:
     """Return what carries out steps on ``device``; an executor stands for itself.
 
     Raises:
-        InvalidSpecError: There is no such device, or tables cannot lie on it.
+        InvalidSpecError: The device is absent, or tables cannot lie on it.
     """
     if not isinstance(device, (str, torch.device)):
         if not hasattr(device, "step_launch"):

@@ -41,14 +41,14 @@ class BlockTableError(ValueError):
     replaced by its text.
 
     Attributes:
-        facts: The numbers behind the message, by name, so that a caller can act
+        details: The numbers behind the message, by name, so that a caller can act
             on them without reading the text.
     """
 
-    def __init__(self, message: str, /, **facts: object) -> None:
-        """Keep ``message`` for people and ``facts`` for programs."""
+    def __init__(self, message: str, /, **details: object) -> None:
+        """Keep ``message`` for people and ``details`` for programs."""
         super().__init__(message)
-        self.facts: dict[str, object] = facts
+        self.details: dict[str, object] = details
 
     def __reduce__(self) -> tuple[object, ...]:
         """Send text and attributes, and not the arguments of a subclass's constructor."""

@@ -45,7 +45,7 @@ def select_kernel_block_size(
 
     Raises:
         InvalidSpecError: An argument is of a wrong type, or a list is empty.
-        NoCommonBlockSizeError: There is no such size; the message gives each
+        NoCommonBlockSizeError: No size suits all; the message gives each
             backend's list and the nearest block size for which there is one.
     """
     require_int("block_size", block_size, minimum=1)

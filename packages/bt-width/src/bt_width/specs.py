@@ -182,13 +182,13 @@ def _require_one_plan(pairs: tuple[tuple[str, LayerSpec], ...]) -> None:
                 _refuse_members(first_name, name, field.name, ours, theirs)
 
 
-def _refuse_members(first: str, second: str, fact: str, ours: object, theirs: object) -> None:
+def _refuse_members(first: str, second: str, field: str, ours: object, theirs: object) -> None:
     raise InvalidSpecError(
         f"members {shown(first)} and {shown(second)} cannot share a table: "
-        f"{fact} is {shown(ours)} in one and {shown(theirs)} in the other; "
+        f"{field} is {shown(ours)} in one and {shown(theirs)} in the other; "
         "give them groups of their own",
         members=(first, second),
-        fact=fact,
+        field=field,
         values=(ours, theirs),
     )
 

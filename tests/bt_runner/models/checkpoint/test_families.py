@@ -290,7 +290,7 @@ def test_hostile_configurations_are_refused(tmp_path: Path, text: str, message: 
 
 
 def test_a_fifo_is_no_configuration(tmp_path: Path) -> None:
-    """Nobody waits for a writer."""
+    """Reading does not wait for a writer."""
     os.mkfifo(tmp_path / "config.json")
 
     with pytest.raises(BadInputError, match="not a regular file"):

@@ -109,7 +109,7 @@ def test_tensors_that_no_layer_uses_are_left_out(tmp_path: Path, name: str) -> N
 
 
 def test_a_tied_head_may_be_stored(tmp_path: Path) -> None:
-    """Where it is the embedding; another one is refused, as nobody can say which is meant."""
+    """Where it is the embedding; another one is refused, as it is unknown which is meant."""
     written = write_tensors(tmp_path, DEEPSEEK | {"tie_word_embeddings": True})
     head = written["model.embed_tokens.weight"].clone()
     save_file(written | {"lm_head.weight": head}, tmp_path / "model.safetensors")
@@ -278,7 +278,7 @@ def test_broken_file_is_named(tmp_path: Path) -> None:
 
 
 def test_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
-    """Nobody can say which of two is meant."""
+    """It is unknown which of two is meant."""
     weights = write_tensors(tmp_path, MAMBA2)
     write_shards(tmp_path, weights, 2)
     save_file(weights, tmp_path / "model-00002-of-00002.safetensors")

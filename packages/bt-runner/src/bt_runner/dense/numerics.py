@@ -33,8 +33,8 @@ def rotate(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
         the layout that checkpoints of these families are cached in.
     """
     wide_dtype = torch.promote_types(x.dtype, torch.float32)
-    turns = torch.tensor(rope.inverse_frequencies(), dtype=wide_dtype, device=x.device)
-    angles = positions.to(wide_dtype)[:, None] * turns
+    frequencies = torch.tensor(rope.inverse_frequencies(), dtype=wide_dtype, device=x.device)
+    angles = positions.to(wide_dtype)[:, None] * frequencies
     angles = angles.view(len(positions), *[1] * (x.dim() - 2), rope.dim // 2)
     cos = (angles.cos() * rope.rotation_scale).to(x.dtype)
     sin = (angles.sin() * rope.rotation_scale).to(x.dtype)

@@ -32,7 +32,7 @@ class Ranks(Protocol):
         """Return every rank's text."""
 
 
-class Alone:
+class SingleRank:
     """One process that keeps everything."""
 
     size = 1

@@ -51,7 +51,7 @@ class ModelStep:
         req_of_token: ``[T]`` int64, each token's row in the batch.
         groups: By name.
         dtype: Of the model.
-        rotations: The turns computed so far.
+        rotations: The rotations computed so far.
     """
 
     token_ids: Tensor
@@ -67,7 +67,7 @@ class ModelStep:
         return max(self.dtype.itemsize, 4)
 
     def rotation(self, rope: Rope) -> Rotation:
-        """Return the turns of this step's tokens, computed once for all layers."""
+        """Return the rotations of this step's tokens, computed once for all layers."""
         if rope not in self.rotations:
             self.rotations[rope] = Rotation(rope, self.positions, self.dtype)
         return self.rotations[rope]

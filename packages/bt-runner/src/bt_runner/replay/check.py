@@ -130,12 +130,12 @@ class StepCheck:
             raise self._difference(group, "padding after the batch", expected, stray)
 
     def _difference(
-        self, group: int, what: str, expected: int, found: int, **facts: object
+        self, group: int, what: str, expected: int, found: int, **details: object
     ) -> VerificationError:
         return VerificationError(
             f"group {self._names[group]}: {what}: expected {expected}, found {found}",
             group=self._names[group],
             expected=expected,
             found=found,
-            **facts,
+            **details,
         )

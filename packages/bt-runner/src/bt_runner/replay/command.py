@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """Replay a trace and print the summary.
 
     Returns:
-        0, or 1 where a table, a slot or a pool's book is not what it should be.
+        0, or 1 where a table, a slot or a pool's count is not what it should be.
 
     Raises:
         BadInputError: The trace or the config cannot be used, or the pools are not the groups.

@@ -73,7 +73,7 @@ class BlockTableSanitizer:
 
         Raises:
             InvalidSpecError: An argument is of a wrong type or out of range.
-            InvalidEditError: There is not one pool for each group.
+            InvalidEditError: The number of pools is not that of groups.
         """
         groups = _read_groups(layouts, num_blocks)
         if not isinstance(mode, str) or mode not in ("raise", "report"):

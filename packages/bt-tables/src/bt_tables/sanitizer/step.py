@@ -117,7 +117,7 @@ def read_arguments(
 
     Raises:
         InvalidSpecError: An argument is no tensor, or no sequence of them.
-        InvalidEditError: There is not one for each group.
+        InvalidEditError: The number of tensors is not that of groups.
         WidthMismatchError: A tensor's shape or dtype is not the one needed.
     """
     tables = _tensors("block_tables", block_tables, len(groups))

@@ -192,7 +192,7 @@ def _plan_group(option: GroupOption, limits: ServingLimits) -> PlannedGroup:
     try:
         layout = BlockTableLayout.plan(option.spec, limits, option.kernel_block_size)
     except BlockTableError as error:
-        raise type(error)(f"group {option.text!r}: {error}", **error.facts) from error
+        raise type(error)(f"group {option.text!r}: {error}", **error.details) from error
     return PlannedGroup(name=option.text, layout=layout)
 
 

@@ -50,7 +50,7 @@ def parse_config(text: bytes, source: str) -> dict[str, Any]:
     try:
         config = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_without_duplicates)
     except InvalidSpecError as error:
-        raise InvalidSpecError(f"{source}: {error}", **error.facts) from error
+        raise InvalidSpecError(f"{source}: {error}", **error.details) from error
     except RecursionError:
         raise InvalidSpecError(f"{source} is nested too deeply", path=source) from None
     except ValueError as error:

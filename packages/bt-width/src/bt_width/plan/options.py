@@ -206,7 +206,7 @@ def plan_groups(
         try:
             layout = BlockTableLayout.plan(group.spec, limits, kernel)
         except InvalidSpecError as error:
-            raise InvalidSpecError(f"group {group.name}: {error}", **error.facts) from error
+            raise InvalidSpecError(f"group {group.name}: {error}", **error.details) from error
         return PlannedGroup(name=group.name, layout=layout, group=group)
 
     return tuple(plan(group) for group in groups)

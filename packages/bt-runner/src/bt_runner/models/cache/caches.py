@@ -34,7 +34,7 @@ class Caches:
         """Allocate every group's tensors for its pool.
 
         Raises:
-            BadInputError: There is not so much memory.
+            BadInputError: Memory is too small for it.
         """
         self._groups = tuple(groups)
         self.tensors: dict[tuple[int, str], Tensor] = {}

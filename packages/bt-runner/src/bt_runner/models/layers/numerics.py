@@ -30,14 +30,14 @@ def layer_norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
 
 
 class Rotation:
-    """The turns of a step's tokens: computed once, for all layers of one rope.
+    """The rotations of a step's tokens: computed once, for all layers of one rope.
 
     Attributes:
         dim: Dimensions that turn.
     """
 
     def __init__(self, rope: Rope, positions: Tensor, dtype: torch.dtype) -> None:
-        """Compute the turns of ``positions`` [T] in float64."""
+        """Compute the rotations of ``positions`` [T] in float64."""
         frequencies = torch.tensor(
             rope.inverse_frequencies(), dtype=torch.float64, device=positions.device
         )
@@ -48,7 +48,7 @@ class Rotation:
         self._sin = (angles.sin() * rope.rotation_scale).to(dtype)
 
     def at(self, tokens: slice) -> Rotation:
-        """Return the turns of some of the tokens."""
+        """Return the rotations of some of the tokens."""
         some = copy(self)
         some._cos, some._sin = self._cos[tokens], self._sin[tokens]
         return some

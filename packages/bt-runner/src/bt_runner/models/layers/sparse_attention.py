@@ -185,8 +185,8 @@ class SparseAttention:
             projected = self._projections.queries(hidden[piece.tokens], rotation.at(piece.tokens))
             if self._indexer is not None and piece.keys is not None:
                 own = self._indexer.projections
-                turns = step.rotation(own.config.rope).at(piece.tokens)
-                query = own.queries(hidden[piece.tokens], projected.latent, turns)
+                own_rotation = step.rotation(own.config.rope).at(piece.tokens)
+                query = own.queries(hidden[piece.tokens], projected.latent, own_rotation)
                 scores = piece.keys.scores(query, piece.within, self._sharding)
                 seen = choose(scores, own.config.topk)
                 choices.append(seen)

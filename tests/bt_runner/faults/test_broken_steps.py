@@ -169,7 +169,7 @@ class RaisingDrafter:
 
 @pytest.mark.parametrize("call", [1, 2, 5])
 @pytest.mark.parametrize("mode", ["none", "align"])
-def test_a_drafter_that_raises_costs_nobody_a_token(mode: str, call: int) -> None:
+def test_a_drafter_that_raises_costs_no_request_a_token(mode: str, call: int) -> None:
     """Whoever reads what steps return misses none, and gets none twice."""
     traffic = greedy_traffic(5, LENGTHS, max_new_tokens=8)
     wanted = decode_all_densely(traffic)

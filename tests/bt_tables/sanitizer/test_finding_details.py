@@ -58,8 +58,8 @@ class Step:
         return set(report.findings)
 
 
-def finding(kind: FaultKind, row: int, **facts: int) -> Finding:
-    place: dict[str, Any] = {"request": row, **facts}
+def finding(kind: FaultKind, row: int, **details: int) -> Finding:
+    place: dict[str, Any] = {"request": row, **details}
     return Finding(kind=kind, group=0, row=row, **place)
 
 
@@ -168,7 +168,7 @@ def test_a_later_requests_block_is_a_neighbours_too() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 19], ids=["below-all", "above-all"])
-def test_a_slot_in_a_block_that_nobody_holds_has_no_other_owner(block: int) -> None:
+def test_a_slot_in_a_free_block_has_no_other_owner(block: int) -> None:
     step = Step(slots=[24, 8 * block, 56, PAD_SLOT, PAD_SLOT])
 
     assert step.findings() == {

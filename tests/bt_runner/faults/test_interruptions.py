@@ -7,8 +7,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from tests.bt_runner.faults.interruptions import interrupt_at, places_of
 from tests.bt_runner.harness import decode_all_densely, greedy_traffic, tiny_engine
-from tests.bt_runner.surroundings.interruptions import interrupt_at, places_of
 
 from bt_runner import block_pool, engine, kv_cache_manager, requests, scheduler
 from bt_runner.engine import Engine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,45 +25,42 @@ from bt_tables import StagedBlockTables
 from bt_tables.sanitizer import BlockTableFaultError, FaultKind
 
 NUM_DRAFTS = 1
-FAULTS: list[tuple[str, Callable[[Loop], Planted]]] = [
-    ("A2", shape_faults.one_column_short),
-    ("C9", shape_faults.guard_column),
-    ("", shape_faults.rows_lost),
-    ("", shape_faults.more_rows_than_planned),
-    ("J2", shape_faults.transposed_table),
-    ("H7", shape_faults.moved_storage),
-    ("", shape_faults.narrow_slots),
-    ("F11", shape_faults.too_many_slots),
-    ("", shape_faults.falling_starts),
-    ("E10", shape_faults.more_tokens_than_slots),
-    ("A18", shape_faults.drafts_past_the_end),
-    ("F10", shape_faults.length_of_the_wrong_half),
-    ("", shape_faults.appended_to_a_full_row),
-    ("C2", column_faults.stale_tail),
-    ("", column_faults.table_of_capture_time),
-    ("B6", column_faults.state_at_another_groups_block_size),
-    ("", column_faults.no_block_for_a_draft_state),
-    ("E6", column_faults.expanded_twice),
-    ("D1", column_faults.block_ids_not_expanded),
-    ("", column_faults.interleaved_rows),
-    ("D2", column_faults.null_block_expanded),
-    ("H3", column_faults.garbage_id),
-    ("H1", column_faults.reused_host_buffer),
-    ("F7", column_faults.rows_in_another_order),
-    ("F6", slot_faults.map_of_another_layout),
-    ("C9", slot_faults.stride_taken_for_width),
-    ("F1", slot_faults.masked_load_of_zero),
-    ("C6", slot_faults.slots_not_padded),
-    ("", slot_faults.slot_of_a_group_without_slots),
-    ("D9", slot_faults.kernel_ids_times_the_block),
-    ("", slot_faults.draft_over_a_draft),
-]
-CASES: list[Any] = [
-    pytest.param(plant, id="-".join(filter(None, [case, plant.__name__]))) for case, plant in FAULTS
+FAULTS: list[Callable[[Loop], Planted]] = [
+    shape_faults.one_column_short,
+    shape_faults.guard_column,
+    shape_faults.rows_lost,
+    shape_faults.more_rows_than_planned,
+    shape_faults.transposed_table,
+    shape_faults.moved_storage,
+    shape_faults.narrow_slots,
+    shape_faults.too_many_slots,
+    shape_faults.falling_starts,
+    shape_faults.more_tokens_than_slots,
+    shape_faults.drafts_past_the_end,
+    shape_faults.length_of_the_wrong_half,
+    shape_faults.appended_to_a_full_row,
+    column_faults.stale_tail,
+    column_faults.table_of_capture_time,
+    column_faults.state_at_another_groups_block_size,
+    column_faults.no_block_for_a_draft_state,
+    column_faults.expanded_twice,
+    column_faults.block_ids_not_expanded,
+    column_faults.interleaved_rows,
+    column_faults.null_block_expanded,
+    column_faults.garbage_id,
+    column_faults.reused_host_buffer,
+    column_faults.rows_in_another_order,
+    slot_faults.map_of_another_layout,
+    slot_faults.stride_taken_for_width,
+    slot_faults.masked_load_of_zero,
+    slot_faults.slots_not_padded,
+    slot_faults.slot_of_a_group_without_slots,
+    slot_faults.kernel_ids_times_the_block,
+    slot_faults.draft_over_a_draft,
 ]
 
 
-@pytest.mark.parametrize("plant", CASES)
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_found_in_its_step(plant: Callable[[Loop], Planted]) -> None:
     """Nothing of that step is computed; the requests start over and get the right tokens."""
     traffic = greedy_traffic(2, (30, 41, 17, 23, 9), max_new_tokens=14)
@@ -160,5 +156,5 @@ def test_the_page_says_which_faults_are_planted_here_too() -> None:
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     marked = {cells[0] for cells in rows[2:] if cells[2] == "engine"}
 
-    planted = [plant for _, plant in FAULTS] + [cause for _, cause, _ in CAUSES]
+    planted = FAULTS + [cause for _, cause, _ in CAUSES]
     assert marked == {str(plant.__doc__).rstrip(".") for plant in planted}

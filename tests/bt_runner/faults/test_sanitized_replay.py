@@ -60,7 +60,7 @@ def test_a_write_to_a_shared_block_ends_with_1_in_its_step(
     """Reported as https://github.com/vllm-project/vllm-ascend/pull/12502"""
     command = _command(tmp_path, 30)
     share_too_much(monkeypatch)
-    # the books are compared at the end, and there nothing is wrong
+    # the reference counts are compared at the end, and there nothing is wrong
     assert run([*command, *options]) == code
 
     said = capsys.readouterr().err
