@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from benchmarks.step_page import NotedSteps
 from torch import Tensor
 
 import bt_builders.drafts
@@ -40,6 +41,7 @@ from bt_runner.input_batch import InputBuffers
 from bt_runner.kv_cache_manager import KVCacheManager, TableEdits
 from bt_runner.model_runner import ModelRunner
 from bt_runner.models.step import ModelStep
+from bt_runner.report.page import require_report_library, write_report
 from bt_runner.requests import Request, SamplingParams
 from bt_runner.sampler import Sampling
 from bt_runner.scheduler import Scheduler
@@ -56,6 +58,7 @@ SPECS: dict[str, tuple[CacheSpec, Any]] = {
     "window": (Window(block_size=BLOCK, window=1024), MLAMetadataBuilder),
     "states": (MambaSpec(block_size=BLOCK, mode="align"), MambaMetadataBuilder),
 }
+Times = dict[str, list[float]]
 PACKAGES = ("bt_width", "bt_tables", "bt_builders", "bt_runner")
 
 
@@ -224,14 +227,25 @@ def steady_loop(num_reqs: int, num_groups: int, *, prefix_caching: bool) -> Engi
     return loop
 
 
-def report(num_reqs: int, num_groups: int, num_steps: int, *, by_phase: bool) -> None:
-    """Print the times of one size."""
-    plain = steady_loop(num_reqs, num_groups, prefix_caching=False)
-    told_plain = told(step_times(plain, num_steps, lambda: None))
+def busy_loop(num_reqs: int, num_groups: int) -> tuple[EngineLoop, Callable[[], None]]:
+    """Return an engine of which one request ends in every step, and what adds one."""
+    loop = make_loop(num_reqs, num_groups)
+    arrivals = Arrivals(loop)
+    for place in range(num_reqs):
+        arrivals.add(num_new=BLOCK + 4 + place)
+    for _ in range(BLOCK):
+        loop.step()
+    return loop, lambda: arrivals.add(num_new=num_reqs)
+
+
+def report(num_reqs: int, num_groups: int, num_steps: int, *, by_phase: bool) -> Times:
+    """Print the times of one size and return them in microseconds, by what they are of."""
+    plain_loop = steady_loop(num_reqs, num_groups, prefix_caching=False)
+    plain = step_times(plain_loop, num_steps, lambda: None)
     loop = steady_loop(num_reqs, num_groups, prefix_caching=True)
     steady = step_times(loop, num_steps, lambda: None)
     print(f"{num_reqs:6} requests, {num_groups} groups: steady {told(steady)}")
-    print(f"{'':18}without prefix caching {told_plain}")
+    print(f"{'':18}without prefix caching {told(plain)}")
     if by_phase:
         phases = Phases()
         with phases.watching():
@@ -239,20 +253,49 @@ def report(num_reqs: int, num_groups: int, num_steps: int, *, by_phase: bool) ->
                 loop.step()
         parts = [f"{name} {1e6 * took / num_steps:.0f}" for name, took in phases.seconds.items()]
         print(f"{'':25}{', '.join(parts)}")
-    loop = make_loop(num_reqs, num_groups)
-    arrivals = Arrivals(loop)
-    for place in range(num_reqs):
-        arrivals.add(num_new=BLOCK + 4 + place)
-    for _ in range(BLOCK):
-        loop.step()
-    busy = step_times(loop, num_steps, lambda: arrivals.add(num_new=num_reqs))
+    loop, add_one = busy_loop(num_reqs, num_groups)
+    busy = step_times(loop, num_steps, add_one)
     print(f"{'':18}with one arrival and one end a step {told(busy)}")
+    return {
+        "steady": steady,
+        "without prefix caching": plain,
+        "one arrival and one end a step": busy,
+    }
+
+
+def write_page(path: Path, num_reqs: int, num_groups: int, num_steps: int, times: Times) -> None:
+    """Write a page of a run with arrivals and ends, and the times of its size."""
+    loop, add_one = busy_loop(num_reqs, num_groups)
+    phases = Phases()
+    names = list(dict.fromkeys(name for name, _, _ in Phases.PARTS))
+    noted = NotedSteps(
+        loop, list(SPECS)[:num_groups], names, lambda: [phases.seconds[name] for name in names]
+    )
+    with phases.watching(), noted.counting():
+        for _ in range(num_steps):
+            add_one()
+            noted.step()
+    title = f"{num_reqs:,} requests, {num_groups} groups: one arrival and one end a step"
+    summary = {name: told(taken) for name, taken in times.items()}
+    record = {name: percentiles(taken) for name, taken in times.items()}
+    write_report(path, title, {**summary, "machine": machine()}, record, noted.recorder.series())
 
 
 def told(times: list[float]) -> str:
     """Say the best, the median and the 99th percentile."""
+    best, median, p99 = percentiles(times).values()
+    return f"best {best:.0f} us, median {median:.0f}, p99 {p99:.0f}"
+
+
+def percentiles(times: list[float]) -> dict[str, float]:
+    """Return the best, the median and the 99th percentile."""
     p99 = float(np.percentile(times, 99))
-    return f"best {min(times):.0f} us, median {statistics.median(times):.0f}, p99 {p99:.0f}"
+    return {"best_us": min(times), "median_us": statistics.median(times), "p99_us": p99}
+
+
+def machine() -> str:
+    """Name the processor, Python and torch."""
+    return f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def report_steps_in_flight(device_ms: float, host_ms: float) -> None:
@@ -327,19 +370,29 @@ def python_speed() -> float:
     return 1e3 * best
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print all figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200, help="measured a size (default: 200)")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="running requests")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="also write the last size as a page of charts, FILE.html (default: none)",
+    )
+    args = parser.parse_args(arguments)
+    if args.report is not None:
+        require_report_library()
     torch.set_num_threads(1)
-    print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
+    print(machine())
     print(f"a million turns of a plain loop: {python_speed():.1f} ms")
     with carrying_nothing_out():
         for num_groups in (1, 3):
             for num_reqs in args.sizes:
-                report(num_reqs, num_groups, args.steps, by_phase=True)
+                times = report(num_reqs, num_groups, args.steps, by_phase=True)
+        if args.report is not None:
+            write_page(args.report, num_reqs, num_groups, args.steps, times)
         report_steps_in_flight(device_ms=5.0, host_ms=2.0)
         report_calls()
 

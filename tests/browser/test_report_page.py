@@ -57,6 +57,13 @@ drawn.then(() => {
       .filter(name => !name.startsWith("data:")),
     marks: [...document.querySelectorAll(".chart")].map(node =>
       node.querySelectorAll(".role-mark path[d]").length),
+    cut: [...document.querySelectorAll("svg text")].filter(node => {
+      const text = node.getBoundingClientRect(), page = node.closest("svg").getBoundingClientRect();
+      return text.left < page.left - 1 || text.right > page.right + 1; })
+      .map(node => node.textContent),
+    numbers: [...document.querySelectorAll(".role-axis-label text")]
+      .map(node => node.textContent),
+    areas: [...document.querySelectorAll(".mark-area path")].map(node => node.getAttribute("fill")),
     overflow: document.documentElement.scrollWidth - innerWidth, width: innerWidth,
     contrast: Math.min(...[...inks, ...labels.filter(Boolean)].map(ink => contrast(ink, back))),
     summary: Object.fromEntries([...document.querySelectorAll("#summary tr")]
@@ -134,6 +141,16 @@ def test_every_chart_has_marks(seen: dict[str, Any]) -> None:
 
 def test_no_text_overflows(seen: dict[str, Any]) -> None:
     assert seen["overflow"] <= 0
+    assert seen["cut"] == []
+
+
+def test_axes_show_whole_numbers_and_percent(seen: dict[str, Any]) -> None:
+    assert len(seen["numbers"]) > 50
+    assert [text for text in seen["numbers"] if not re.fullmatch(r"[\d,.]+%?", text)] == []
+
+
+def test_every_phase_has_a_colour_of_its_own(seen: dict[str, Any]) -> None:
+    assert len(set(seen["areas"])) == len(seen["areas"]) == len(random_series(3).phases)
 
 
 def test_every_text_can_be_read(seen: dict[str, Any]) -> None:

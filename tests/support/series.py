@@ -4,9 +4,21 @@ import numpy as np
 
 from bt_runner.report.series import StepSeries
 
+PHASES = (
+    "schedule",
+    "stage",
+    "edits",
+    "input batch",
+    "tables.step",
+    "metadata",
+    "launched",
+    "account",
+    "the rest",
+)
+
 
 def random_series(num_steps: int, *, name: str = "mla", seed: int = 0) -> StepSeries:
-    """Two groups, some preemptions, three phases."""
+    """Two groups, some preemptions, as many phases as the longest report has."""
     draw = np.random.default_rng(seed)
     prompts = draw.integers(1, 500, num_steps)
     return StepSeries(
@@ -21,6 +33,6 @@ def random_series(num_steps: int, *, name: str = "mla", seed: int = 0) -> StepSe
         prompt_tokens=prompts,
         hit_tokens=prompts // 3,
         bytes_sent=draw.integers(100, 9_000, num_steps),
-        phases=("tables", "builders", "the rest"),
-        phase_seconds=draw.gamma(2, 1e-4, (num_steps, 3)),
+        phases=PHASES,
+        phase_seconds=draw.gamma(2, 1e-4, (num_steps, len(PHASES))),
     )

@@ -102,13 +102,15 @@ def _lines(
         "name": "nearest",
         "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"},
     }
+    is_share = "%" in form
     encoding = {
         "x": _STEP,
         "y": {
             "field": "value",
             "type": "quantitative",
             "title": unit,
-            "axis": {"format": "~%" if "%" in form else ","},
+            "axis": {"format": ".0%"} if is_share else {"format": ",d", "tickMinStep": 1},
+            "scale": {"domain": [0, 1]} if is_share else {"zero": True},
         },
         "color": _color(list(curves)),
     }

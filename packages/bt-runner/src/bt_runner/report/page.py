@@ -27,28 +27,33 @@ table { border-collapse: collapse; width: 100% }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: left;
   vertical-align: top } th { color: var(--soft); font-weight: normal }
 td.n { text-align: right; font-variant-numeric: tabular-nums }
-.wide { overflow-x: auto } .chart { width: 100%; min-height: 220px }
+.wide { overflow-x: auto; overflow-wrap: normal } .chart { width: 100%; min-height: 220px }
 .note { color: var(--soft); font-size: .9rem }
+@media (max-width: 40rem) { .wide { font-size: .8rem } .wide td { padding-right: .4rem } }
 """
 
 # in braces of its own, so that no name of it meets one of the libraries'
 _SCRIPT = """
 {
 const charts = JSON.parse(document.getElementById("charts").textContent);
-const dark = matchMedia("(prefers-color-scheme: dark)");
+const dark = matchMedia("(prefers-color-scheme: dark)"), narrow = matchMedia("(max-width: 40rem)");
 const draw = () => {
   const ink = dark.matches ? "#e6edf3" : "#1b1f24", line = dark.matches ? "#3d444d" : "#d0d7de";
-  const range = dark.matches ? ["#6cb6ff", "#f69d50", "#8ddb8c", "#dcbdfb", "#f47067"]
-                             : ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e"];
+  const range = dark.matches
+    ? ["#6cb6ff", "#f69d50", "#8ddb8c", "#dcbdfb", "#f47067", "#39c5cf", "#eac54f", "#ff9bce",
+       "#8b949e", "#b08800"]
+    : ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#0b7285", "#9a6700", "#bf3989",
+       "#57606a", "#4d2d00"];
   const config = { background: "transparent", view: { stroke: null }, rule: { color: ink },
     axis: { labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line },
-    legend: { labelColor: ink, titleColor: ink }, range: { category: range } };
+    legend: { labelColor: ink, titleColor: ink, columns: narrow.matches ? 3 : 0 },
+    range: { category: range } };
   return Promise.all(charts.map((chart, number) => vegaEmbed("#chart" + number, chart,
     { actions: false, renderer: "svg", config,
       tooltip: { theme: dark.matches ? "dark" : "light" } })));
 };
 window.drawn = draw();
-dark.addEventListener("change", draw);
+for (const query of [dark, narrow]) query.addEventListener("change", draw);
 }
 """
 
