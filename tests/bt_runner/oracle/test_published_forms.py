@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.support.engine_runs import CHUNKED, serve
 from tests.support.hf_models import load, prompts, tiny_model
 from tests.support.hf_recording import greedy
@@ -50,6 +51,26 @@ def test_tokens_equal_generate(
     tiny_model(family, seed=3, **model_changes).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | file_changes))
+    _require_tokens_of_generate(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["glm_moe_dsa", "mamba2"])
+@pytest.mark.parametrize("stored", ["equal", "another", "alone"])
+def test_a_tied_head_that_is_stored(tmp_path: Path, family: str, stored: str) -> None:
+    """An equal one is the embedding; another one is kept apart; without the other it is both."""
+    tiny_model(family, seed=3, tie_word_embeddings=True).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = read_config(tmp_path).names.embedding
+    tensors["lm_head.weight"] = tensors[name].flip(0) if stored == "another" else tensors[name] * 1
+    if stored == "alone":
+        del tensors[name]
+    save_file(tensors, file, {"format": "pt"})
+
+    _require_tokens_of_generate(tmp_path)
+
+
+def _require_tokens_of_generate(tmp_path: Path) -> None:
     theirs = load(tmp_path, torch.float64)
     config = read_config(tmp_path)
     weights = load_weights(tmp_path, config, dtype=torch.float64)

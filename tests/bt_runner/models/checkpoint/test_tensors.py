@@ -109,15 +109,21 @@ def test_tensors_that_no_layer_uses_are_left_out(tmp_path: Path, name: str) -> N
 
 
 def test_a_tied_head_may_be_stored(tmp_path: Path) -> None:
-    """Where it is the embedding; another one is refused, as it is unknown which is meant."""
+    """An equal one is left out; another one is loaded, in the embedding's shape and finite."""
     written = write_tensors(tmp_path, DEEPSEEK | {"tie_word_embeddings": True})
+    file, name = tmp_path / "model.safetensors", "lm_head.weight"
     head = written["model.embed_tokens.weight"].clone()
-    save_file(written | {"lm_head.weight": head}, tmp_path / "model.safetensors")
-
+    save_file(written | {name: head}, file)
     assert set(_load(tmp_path)) == set(written)
 
-    save_file(written | {"lm_head.weight": head + 1}, tmp_path / "model.safetensors")
-    with pytest.raises(BadInputError, match="set tie_word_embeddings to false"):
+    save_file(written | {name: head + 1}, file)
+    assert torch.equal(_load(tmp_path)[name], head + 1)
+
+    save_file(written | {name: head[1:].clone()}, file)
+    with pytest.raises(BadInputError, match=r"lm_head\.weight has shape"):
+        _load(tmp_path)
+    save_file(written | {name: head * torch.nan}, file)
+    with pytest.raises(BadInputError, match=r"lm_head\.weight in .* holds NaN"):
         _load(tmp_path)
 
 

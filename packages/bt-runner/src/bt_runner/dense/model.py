@@ -12,6 +12,7 @@ from typing import assert_never
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bt_runner.dense.attention import AttentionCache, attend, empty_attention_cache
 from bt_runner.dense.feed_forward import feed_forward
@@ -20,6 +21,7 @@ from bt_runner.dense.numerics import rms_norm, widen
 from bt_runner.dense.scope import Scope
 from bt_runner.dense.selection import Choice
 from bt_runner.models.config import AttentionLayer, MambaLayer, ModelConfig
+from bt_runner.models.weights import head_of
 
 LayerCache = AttentionCache | MambaCache
 
@@ -93,7 +95,7 @@ class DenseModel:
             choices.append(choice)
         cache.num_tokens += len(tokens)
         x = rms_norm(x, scope[names.final_norm], self.config.norm_eps)
-        logits = scope.project(x, names.head.removesuffix(".weight"))
+        logits = functional.linear(x.to(embedding.dtype), head_of(self.config, self.weights))
         return DenseOutput(logits, tuple(layer_outputs), tuple(choices))
 
     def _layer(

@@ -199,12 +199,21 @@ LayerConfig = AttentionLayer | MambaLayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """How a family of checkpoints names the tensors around its layers."""
+    """How a family of checkpoints names the tensors around its layers.
+
+    Attributes:
+        embedding: The embedding.
+        layers: What the names of all layers start with.
+        final_norm: The norm above the last layer.
+        head: The head.
+        is_tied: Whether the embedding is the head where no other is stored.
+    """
 
     embedding: str = "model.embed_tokens.weight"
     layers: str = "model.layers"
     final_norm: str = "model.norm.weight"
     head: str = "lm_head.weight"
+    is_tied: bool = False
 
     def layer(self, index: int) -> str:
         """Return what the names of a layer's tensors start with."""
@@ -223,7 +232,7 @@ class ModelConfig:
         max_positions: The longest request the model was made for, in tokens.
         stop_token_ids: Tokens that end a text.
         float32_residual: Whether the residual stream is at least float32, whatever the weights are.
-        names: The tensors around the layers; a tied head is named like the embedding.
+        names: The tensors around the layers.
     """
 
     vocab_size: int

@@ -28,7 +28,7 @@ from bt_runner.models.layers.pieces import WORKSPACE_BYTES
 from bt_runner.models.layers.sparse_attention import Indexer, SparseAttention
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
-from bt_runner.models.weights import Weights
+from bt_runner.models.weights import Weights, head_of
 
 
 class PagedModel:
@@ -87,7 +87,7 @@ class PagedModel:
         """Return ``[S, vocab]`` for the residual stream ``hidden`` [S, hidden]."""
         names = self._config.names
         normed = rms_norm(hidden, self._weights[names.final_norm], self._config.norm_eps)
-        return F.linear(normed, self._weights[names.head])
+        return F.linear(normed, head_of(self._config, self._weights))
 
     def copy_blocks(self, group: int, source_ids: Tensor, target_ids: Tensor) -> None:
         """Copy blocks of all a group's caches; nothing where the target is the null block."""

@@ -49,8 +49,16 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             case MambaLayer():
                 shapes.update(_mamba_layer(prefix, layer, hidden))
     shapes[names.final_norm] = (hidden,)
-    shapes[names.head] = (config.vocab_size, hidden)
+    if not names.is_tied:
+        shapes[names.head] = (config.vocab_size, hidden)
     return shapes
+
+
+def head_of(config: ModelConfig, weights: Weights) -> Tensor:
+    """Return the head: the embedding where the two are tied and no other is stored."""
+    names = config.names
+    is_shared = names.is_tied and names.head not in weights
+    return weights[names.embedding if is_shared else names.head]
 
 
 def tensor_dtype(name: str, dtype: torch.dtype) -> torch.dtype:

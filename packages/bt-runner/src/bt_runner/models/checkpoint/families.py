@@ -28,18 +28,16 @@ MAX_LAYERS = 10_000
 """Layers beyond which a number is taken for a slip; the largest published models have hundreds."""
 
 
-def tensor_names(fields: Fields, names: TensorNames) -> TensorNames:
-    """Return a family's names, the head's being the embedding's where the two are tied."""
-    is_tied = fields.get("tie_word_embeddings", bool, False)
-    return replace(names, head=names.embedding) if is_tied else names
-
-
 def stop_tokens(fields: Fields) -> tuple[int, ...]:
     """Return the tokens that end a text: none, one or several."""
     value = fields.raw("eos_token_id")
     if isinstance(value, list) and all(type(token) is int for token in value):
         return tuple(value)
     return () if value is None else (fields.get("eos_token_id", int),)
+
+
+def _is_tied(fields: Fields) -> bool:
+    return fields.get("tie_word_embeddings", bool, False)
 
 
 DEEPSEEK_FAMILIES = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
@@ -92,7 +90,7 @@ def deepseek_config(fields: Fields) -> ModelConfig:
         norm_eps=fields.get("rms_norm_eps", float, 1e-5 if family == "glm_moe_dsa" else 1e-6),
         max_positions=fields.count("max_position_embeddings"),
         stop_token_ids=stop_tokens(fields),
-        names=tensor_names(fields, TensorNames()),
+        names=TensorNames(is_tied=_is_tied(fields)),
     )
 
 
@@ -202,6 +200,7 @@ def mamba2_config(fields: Fields) -> ModelConfig:
         embedding="backbone.embeddings.weight",
         layers="backbone.layers",
         final_norm="backbone.norm_f.weight",
+        is_tied=_is_tied(fields),
     )
     return ModelConfig(
         vocab_size=fields.count("vocab_size"),
@@ -212,7 +211,7 @@ def mamba2_config(fields: Fields) -> ModelConfig:
         max_positions=2**31 - 1,
         stop_token_ids=stop_tokens(fields),
         float32_residual=fields.get("residual_in_fp32", bool, True),
-        names=tensor_names(fields, names),
+        names=names,
     )
 
 

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +18,11 @@ from bt_runner.memory import require_memory
 from bt_runner.models.checkpoint.families import MAX_LAYERS
 from bt_runner.models.checkpoint.fields import Fields
 from bt_runner.models.config import AttentionLayer, ModelConfig, SelectShared
-from bt_runner.models.weights import tensor_dtype, tensor_shapes
+from bt_runner.models.weights import head_of, tensor_dtype, tensor_shapes
 from bt_width.errors import shown
 
 _READ_DTYPES = ("F64", "F32", "F16", "BF16")
 _OLDER_NAMES = {"backbone.embeddings.weight": "backbone.embedding.weight"}
-_UNTIED_HEAD = "lm_head.weight"
 _OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 _MAX_INDEX_BYTES = 2**28
 _MAX_FILES = 100_000
@@ -60,6 +58,7 @@ def load_weights(
     for name, older in _OLDER_NAMES.items():
         if name in shapes and name not in stored and older in stored:
             stored[name] = stored.pop(older)
+    _add_head_of_its_own(stored, shapes, config)
     _check(stored, shapes, _unused(directory, config, stored), directory)
     num_bytes = sum(
         math.prod(shape) * tensor_dtype(name, dtype).itemsize for name, shape in shapes.items()
@@ -75,16 +74,22 @@ def load_weights(
             tensor = opened[stored[name].file].get_tensor(stored[name].name)
             _require_finite(name, tensor, directory)
             weights[name] = tensor.to(device=device, dtype=tensor_dtype(name, dtype))
-        if _UNTIED_HEAD in stored and _UNTIED_HEAD not in shapes:
-            head = opened[stored[_UNTIED_HEAD].file].get_tensor(_UNTIED_HEAD)
-            tied = opened[stored[config.names.head].file].get_tensor(stored[config.names.head].name)
-            if not torch.equal(head, tied):
-                raise BadInputError(
-                    f"{directory} ties its head to its embedding and holds another "
-                    f"{_UNTIED_HEAD}: set tie_word_embeddings to false, or leave that tensor out",
-                    name=_UNTIED_HEAD,
-                )
+    names = config.names
+    if names.is_tied and torch.equal(head_of(config, weights), weights[names.embedding]):
+        weights.pop(names.head, None)
     return weights
+
+
+def _add_head_of_its_own(
+    stored: dict[str, _Stored], shapes: dict[str, tuple[int, ...]], config: ModelConfig
+) -> None:
+    """Take a tied head that is stored into account: transformers unties one that differs."""
+    names = config.names
+    if names.is_tied and names.head in stored:
+        if names.embedding in stored:
+            shapes[names.head] = shapes[names.embedding]
+        else:
+            stored[names.embedding] = stored.pop(names.head)
 
 
 def _safetensors() -> ModuleType:
@@ -149,8 +154,10 @@ def _only_file(directory: Path) -> Path:
     return file
 
 
-def _unused(directory: Path, config: ModelConfig, stored: Mapping[str, _Stored]) -> _Unused:
-    """Return which tensors may be there although the model has no use for them."""
+def _unused(
+    directory: Path, config: ModelConfig, stored: Mapping[str, _Stored]
+) -> tuple[str, ...]:
+    """Return what the names of tensors begin with that may be there without any use."""
     names = config.names
     # layers that predict further tokens follow on the model's own
     fields = Fields.read(directory / "config.json")
@@ -165,23 +172,7 @@ def _unused(directory: Path, config: ModelConfig, stored: Mapping[str, _Stored])
         for index, layer in enumerate(config.layers)
         if isinstance(layer, AttentionLayer) and isinstance(layer.selection, SelectShared)
     ]
-    return _Unused(tuple(prefixes), frozenset({_UNTIED_HEAD} - {names.head}))
-
-
-class _Unused(NamedTuple):
-    """Tensors that are left where they are.
-
-    Attributes:
-        prefixes: What their names may begin with.
-        names: Whole names.
-    """
-
-    prefixes: tuple[str, ...]
-    names: frozenset[str]
-
-    def holds(self, name: str) -> bool:
-        """Say whether ``name`` is one of them; frequencies are computed, whatever is stored."""
-        return name.startswith(self.prefixes) or name in self.names or name.endswith(_FREQUENCIES)
+    return tuple(prefixes)
 
 
 def _require_finite(name: str, tensor: Tensor, directory: Path) -> None:
@@ -195,13 +186,18 @@ def _require_finite(name: str, tensor: Tensor, directory: Path) -> None:
 def _check(
     stored: Mapping[str, _Stored],
     shapes: Mapping[str, tuple[int, ...]],
-    unused: _Unused,
+    unused: tuple[str, ...],
     directory: Path,
 ) -> None:
     missing = [name for name in shapes if name not in stored]
     if missing:
         raise BadInputError(f"{directory} lacks {_first_and_count(missing)}", names=missing)
-    unknown = [name for name in stored if name not in shapes and not unused.holds(name)]
+    # frequencies are computed, whatever is stored
+    unknown = [
+        name
+        for name in stored
+        if name not in shapes and not name.startswith(unused) and not name.endswith(_FREQUENCIES)
+    ]
     if unknown:
         raise BadInputError(
             f"{directory} holds {_first_and_count(unknown)}, which its configuration does not "
