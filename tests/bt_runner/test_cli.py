@@ -11,6 +11,7 @@ import pytest
 
 import bt_runner
 from bt_runner.__main__ import main
+from bt_runner.cli import make_parser
 from bt_runner.demo import command as demo
 from bt_runner.demo.prompts import installed_prompts
 from bt_runner.engine import Engine
@@ -170,7 +171,7 @@ def test_the_built_in_prompts_are_long_and_short_and_join_late() -> None:
     lengths = sorted(len(prompt.token_ids) for prompt in prompts)
     assert len(prompts) >= 12
     assert (lengths[0], lengths[-1]) == (1, 2_000)
-    assert len(prompts) > demo.MAX_NUM_REQS
+    assert len(prompts) > make_parser().parse_args(["demo"]).max_num_seqs
     assert demo.STEPS_BETWEEN_ARRIVALS > 0
 
 

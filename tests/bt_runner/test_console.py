@@ -168,3 +168,44 @@ def test_ctrl_c_in_the_first_seconds_is_quiet(demo: list[str], seconds: float) -
 
     assert running.returncode in (-signal.SIGINT, 130)
     assert said in ("", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        *((name, "bt_width.terminal") for name in ("demo", "run", "plan", "replay")),
+        *((name, "bt_runner.cli") for name in ("demo", "run", "plan", "replay")),
+        ("plan", "bt_width.picture"),
+        ("demo", "torch"),
+        ("run", "bt_runner.engine"),
+        ("replay", "bt_tables"),
+        ("demo", "rich.progress"),
+    ],
+)
+def test_ctrl_c_within_an_import_is_quiet(command: str, module: str, tmp_path: Path) -> None:
+    """Sent by an audit hook when a command loads the module; the arguments need not be good."""
+    program = (
+        "import os, signal, sys\n"
+        "def interrupt(event, details):\n"
+        f"    if event == 'import' and details[0] == {module!r}:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.addaudithook(interrupt)\n"
+        "from bt_runner.__main__ import main\n"
+        "sys.exit(main())"
+    )
+    missing = str(tmp_path / "missing")
+    arguments = {
+        "demo": ["--prompts", missing],
+        "run": ["--model", missing, "--prompt", "a"],
+        "plan": ["--config", missing],
+        "replay": [missing, "--config", missing],
+    }[command]
+    done = subprocess.run(
+        [sys.executable, "-c", program, command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode in (-signal.SIGINT, 130), done.stderr
+    assert done.stderr in ("", "interrupted\n")

@@ -41,12 +41,21 @@ def test_torchrun_starts_ranks_that_decode_as_one(tmp_path: Path) -> None:
     assert out.count("2 of 2 requests match the dense reference, 6 tokens") == 1
 
 
-def test_a_refusal_under_torchrun_is_told_once(tmp_path: Path) -> None:
-    """All ranks refuse the same file, and one of them says so."""
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["demo", "--prompts", "missing.txt"], "cannot read prompts from"),
+        (["demo", "--num-blocks", "1000000000"], "bytes are needed, and cpu has"),
+        (["run", "--model", "missing", "--prompt", "a"], "cannot read missing"),
+        (["run", "--model", "missing", "--drafts", "x"], "must be a whole number"),
+    ],
+    ids=["a-file", "memory", "a-model", "an-option"],
+)
+def test_a_refusal_under_torchrun_is_told_once(options: list[str], words: str) -> None:
+    """All ranks refuse the same input, and one of them says so."""
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bt_runner"]
-    missing = str(tmp_path / "missing.txt")
-    _, err = _start([*launcher, "demo", "--prompts", missing]).communicate(timeout=PATIENCE_S)
-    assert err.count("cannot read prompts from") == 1
+    _, err = _start([*launcher, *options]).communicate(timeout=PATIENCE_S)
+    assert err.count(words) == 1, err
     assert "exitcode  : 2" in err
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import resource
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.support.hf_models import FAMILIES, load, tiny_model
 from tests.support.hf_recording import greedy
 from tests.support.one_thread import one_thread
@@ -105,6 +110,7 @@ def test_temperature_draws_by_its_seed(model: Path, capsys: pytest.CaptureFixtur
         (["--prompt", "abc", "--num-blocks", "1"], "a pool of 1 blocks"),
         (["--prompts", "no-such-file"], "cannot read prompts from no-such-file"),
         (["--prompt", "abc", "--device", "no-such-device"], "device 'no-such-device'"),
+        (["--prompt", "abc\udcff"], "character 4 is '\\udcff', half of a pair"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -167,3 +173,51 @@ def test_foreign_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
     assert _run(tmp_path, "--prompt", "abc") == 2
     assert "the model knows 20" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "message"),
+    [(2**22 + 1, "line 1 of .* has 4,194,305 bytes"), (100 * 10**6, "it holds 100,000,000 bytes")],
+    ids=["a-line", "the-file"],
+)
+def test_prompts_of_any_size_are_refused_before_they_are_tokenized(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], num_bytes: int, message: str
+) -> None:
+    """A line of megabytes takes gigabytes to tokenize, and is longer than any context."""
+    file = tmp_path / "large.txt"
+    with file.open("wb") as writer:
+        writer.truncate(num_bytes)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    assert _run(model, "--prompts", str(file)) == 2
+
+    assert re.search(message, capsys.readouterr().err)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "tokenizer.json", "model.safetensors"])
+def test_a_fifo_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Nobody waits for its writer."""
+    directory = tmp_path / "model"
+    shutil.copytree(model, directory)
+    (directory / "prompts.txt").write_text("abc\n")
+    (directory / name).unlink()
+    os.mkfifo(directory / name)
+
+    assert _run(directory, "--prompts", str(directory / "prompts.txt")) == 2
+    assert "it is not a regular file" in capsys.readouterr().err
+
+
+def test_damaged_weights_are_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NaN would write a text that means nothing, and end with 0."""
+    shutil.copytree(model, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, tmp_path / "model.safetensors")
+
+    assert _run(tmp_path, "--prompt", "abc") == 2
+    assert re.search("model.norm.weight in .* holds NaN", capsys.readouterr().err)

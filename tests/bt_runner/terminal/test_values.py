@@ -31,14 +31,14 @@ def test_a_number_in_its_range_is_taken(
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
-        (count, "0", "whole number of at least 1, not 0"),
-        (count, "2.5", "whole number of at least 1, not 2.5"),
-        (measure, "0", "above 0 and finite, not 0"),
-        (measure, "inf", "above 0 and finite, not inf"),
-        (share, "1.01", "in 0..1, not 1.01"),
-        (share, "half", "in 0..1, not half"),
-        (temperature, "-0.1", "at least 0 and finite, not -0.1"),
-        (temperature, "nan", "at least 0 and finite, not nan"),
+        (count, "0", "whole number of at least 1, not '0'"),
+        (count, "2.5", "whole number of at least 1, not '2.5'"),
+        (measure, "0", "above 0 and finite, not '0'"),
+        (measure, "inf", "above 0 and finite, not 'inf'"),
+        (share, "1.01", "in 0..1, not '1.01'"),
+        (share, "half", "in 0..1, not 'half'"),
+        (temperature, "-0.1", "at least 0 and finite, not '-0.1'"),
+        (temperature, "nan", "at least 0 and finite, not 'nan'"),
     ],
 )
 def test_any_other_text_is_refused(kind: Callable[[str], float], text: str, words: str) -> None:

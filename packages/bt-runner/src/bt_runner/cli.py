@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import bt_runner
 from bt_runner.demo.options import add_options as add_demo_options
@@ -15,6 +16,7 @@ from bt_runner.run.options import add_options as add_run_options
 from bt_width import BlockTableError
 from bt_width.plan.command import ABOUT as ABOUT_PLAN
 from bt_width.plan.command import add_options as add_plan_options
+from bt_width.plan.options import options_of_fields
 from bt_width.terminal import (
     CommandParser,
     ExitCode,
@@ -24,21 +26,17 @@ from bt_width.terminal import (
 )
 
 _OPTIONS_OF_FIELDS = {
-    "max_model_len": ("--max-model-len",),
-    "max_num_reqs": ("--max-num-seqs",),
-    "max_num_batched_tokens": ("--max-num-batched-tokens",),
-    "max_new_tokens": ("--max-new-tokens",),
-    "num_speculative_tokens": ("--speculative-tokens", "--drafts"),
-    "num_speculative_blocks": ("--speculative-tokens", "--drafts"),
-    "lookahead_tokens": ("--lookahead-tokens",),
-    "context_parallel.size": ("--dcp",),
-    "context_parallel.rank": ("--dcp-rank",),
-    "context_parallel.interleave": ("--interleave",),
-    "interleave": ("--interleave",),
-    "kernel_block_size": ("--kernel-block-size",),
-    "block_size": ("--block-size",),
-    "num_blocks": ("--num-blocks", "--blocks"),
+    "max_model_len": "--max-model-len",
+    "max_num_reqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_new_tokens": "--max-new-tokens",
+    "num_speculative_tokens": "--drafts",
+    "num_speculative_blocks": "--drafts",
+    "context_parallel.interleave": "--interleave",
+    "interleave": "--interleave",
+    "num_blocks": "--num-blocks",
 }
+"""The option by which ``demo`` and ``run`` set a field that an error may name."""
 
 
 class _Command(NamedTuple):
@@ -100,9 +98,29 @@ def run(argv: Sequence[str]) -> int:
         print_error(error)
         return ExitCode.FAILED
     except (RunnerError, BlockTableError) as error:
-        print_error(name_options(str(error), _option_of_each_field(args)))
+        message = name_options(str(error), _option_of_each_field(args))
+        if not _is_told_elsewhere(message):
+            print_error(message)
         return ExitCode.BAD_INPUT
     return code
+
+
+def _is_told_elsewhere(message: str) -> bool:
+    """Say whether torchrun started several processes, and another one prints the message."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    from bt_runner.processes import is_told_elsewhere
+
+    return is_told_elsewhere(message)
+
+
+class _Parser(CommandParser):
+    """Refuses a wrong command line once, however many processes torchrun started with it."""
+
+    def error(self, message: str) -> NoReturn:
+        if _is_told_elsewhere(message):
+            raise SystemExit(int(ExitCode.BAD_INPUT))
+        super().error(message)
 
 
 def _mismatches() -> tuple[type[Exception], ...]:
@@ -114,13 +132,9 @@ def _mismatches() -> tuple[type[Exception], ...]:
 
 def _option_of_each_field(args: argparse.Namespace) -> Mapping[str, str]:
     """Return the option by which this command sets a field that an error may name."""
-    given = {f"--{name.replace('_', '-')}" for name in vars(args)}
-    return {
-        field: option
-        for field, options in _OPTIONS_OF_FIELDS.items()
-        for option in options
-        if option in given
-    }
+    if args.command in ("demo", "run"):
+        return _OPTIONS_OF_FIELDS
+    return {**options_of_fields(args), "num_blocks": "--blocks"}
 
 
 class _PrintCompletion(argparse.Action):
@@ -145,7 +159,7 @@ class _PrintCompletion(argparse.Action):
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of ``bt-runner``."""
-    parser = CommandParser(prog="bt-runner", description="A minimal decode loop over block tables.")
+    parser = _Parser(prog="bt-runner", description="A minimal decode loop over block tables.")
     version = f"%(prog)s {bt_runner.__version__}"
     parser.add_argument("--version", action="version", version=version)
     parser.add_argument(

@@ -102,6 +102,8 @@ def graph_sizes(
         return []
     if support.level == "single":
         query_lens = {1}
+    # a request that decodes has a token before those of the step
+    query_lens = {query_len for query_len in query_lens if query_len < limits.max_model_len}
     sizes = [
         GraphSize(min(num_reqs, limits.max_num_reqs), query_len)
         for num_reqs in sorted(set(batch_sizes))

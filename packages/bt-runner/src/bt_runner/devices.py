@@ -8,6 +8,7 @@ import torch
 
 from bt_runner.arguments import require_kind
 from bt_runner.errors import BadInputError
+from bt_width.errors import shown
 
 
 def find_device(name: torch.device | str | None) -> torch.device:
@@ -29,6 +30,6 @@ def find_device(name: torch.device | str | None) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise BadInputError(
-            f"device {str(name)!r} cannot be used: {reason}", device=str(name)
+            f"device {shown(str(name))} cannot be used: {reason:.300}", device=str(name)
         ) from error
     return device

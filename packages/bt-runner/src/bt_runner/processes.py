@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,12 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bt_runner.errors import BadInputError, RankLostError, RequestRefusedError
+from bt_runner.errors import BadInputError, RankLostError
 from bt_runner.models.sharding import Ranks, SingleRank
-from bt_tables.sanitizer import BlockTableFaultError
-from bt_width import BlockTableError
 from bt_width.errors import shown
-from bt_width.terminal import ExitCode
 
 PATIENCE = timedelta(seconds=20)
 """How long a rank waits for the others before it gives up."""
@@ -92,18 +90,6 @@ def joined_ranks(device_type: str) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-@contextmanager
-def told_once() -> Iterator[None]:
-    """Let one of several ranks that refuse the same input say so, and the others end quietly."""
-    try:
-        yield
-    except (BadInputError, RequestRefusedError, BlockTableError) as error:
-        is_refusal = not isinstance(error, BlockTableFaultError)
-        if is_refusal and _is_told_elsewhere(str(error)):
-            raise SystemExit(ExitCode.BAD_INPUT) from error
-        raise
-
-
 def _world_size() -> int:
     """Return how many processes torchrun started, 1 where it started none.
 
@@ -138,10 +124,12 @@ def _number_in(name: str, *, minimum: int, maximum: int = 2**31 - 1) -> int:
     return int(text)
 
 
-def _is_told_elsewhere(message: str) -> bool:
-    """Ask the store that torchrun's agent keeps whether another rank says the same."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return False
+def is_told_elsewhere(message: str) -> bool:
+    """Ask the store that torchrun's agent keeps whether another rank refuses the same input.
+
+    What is free on a device differs between ranks: numbers make no other message.
+    """
+    told = sha256(re.sub(r"[\d,]+", "", message).encode(errors="replace")).hexdigest()
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not list it
             os.environ["MASTER_ADDR"],
@@ -149,7 +137,7 @@ def _is_told_elsewhere(message: str) -> bool:
             is_master=False,
             timeout=timedelta(seconds=5),
         )
-        return store.add(f"refused/{sha256(message.encode(errors='replace')).hexdigest()}", 1) > 1
+        return store.add(f"refused/{told}", 1) > 1
     except (RuntimeError, ValueError, KeyError):
         # without a store each rank prints: rather twice than never
         return False

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from . import __version__
 from .errors import BlockTableError
 from .plan.command import ABOUT, EXAMPLES, add_options, run
-from .plan.options import OPTIONS
+from .plan.options import options_of_fields
 from .terminal import CommandParser, ExitCode, name_options, print_error
 
 
@@ -30,5 +30,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args)
     except BlockTableError as error:
-        print_error(name_options(str(error), OPTIONS))
+        print_error(name_options(str(error), options_of_fields(args)))
         return ExitCode.BAD_INPUT

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Any, NoReturn
 
+_MAX_ECHO = 500
 _OUTPUT_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
@@ -50,7 +51,9 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the usage and one error line, then exit with ``BAD_INPUT``."""
         self.print_usage(sys.stderr)
-        print_error(message)
+        # argparse echoes what was typed, however long
+        cut = len(message) > _MAX_ECHO
+        print_error(f"{message[:_MAX_ECHO]} ..." if cut else message)
         raise SystemExit(int(ExitCode.BAD_INPUT))
 
     def _print_message(self, message: str, file: Any = None) -> None:

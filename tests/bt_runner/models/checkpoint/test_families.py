@@ -305,6 +305,16 @@ def test_pattern_must_name_every_layer(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
+def test_the_one_layer_that_is_strange_is_named(tmp_path: Path) -> None:
+    """Not all 78 of them."""
+    kinds = ["indexed_attention"] * 78
+    kinds[40] = "full_attention"
+    write_config(tmp_path, DEEPSEEK, num_hidden_layers=78, layer_types=kinds)
+
+    with pytest.raises(BadInputError, match=r"78 layers, and has 'full_attention' for layer 40$"):
+        read_config(tmp_path)
+
+
 def test_kinds_of_indexers_must_be_known(tmp_path: Path) -> None:
     """An indexer that is neither full nor shared is refused."""
     write_config(tmp_path, DEEPSEEK, model_type="glm_moe_dsa", indexer_types=["full", "none"])

@@ -22,7 +22,7 @@ from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import random_weights
-from bt_runner.processes import joined_ranks, told_once
+from bt_runner.processes import joined_ranks
 from bt_runner.recorder import Recorder
 from bt_runner.requests import Request, SamplingParams
 from bt_runner.terminal.progress import progress_bar
@@ -30,16 +30,14 @@ from bt_runner.terminal.threads import one_thread
 from bt_width import ContextParallel, ServingLimits
 
 MAX_MODEL_LEN = 4_096
-MAX_NUM_REQS = 8
-MAX_NUM_BATCHED_TOKENS = 512
 STEPS_BETWEEN_ARRIVALS = 2
-GRAPH_SIZES = (1, 2, 4, MAX_NUM_REQS)
+GRAPH_SIZES = (1, 2, 4)
+"""Requests of captured steps; the largest batch is one more."""
 _LATE = 4
 """Requests that ended last: blocks of those before may have been needed since."""
 _ANSWER = b"\n\nAnd what follows from it?"
 
 
-@told_once()
 @memory_refused()
 def run(args: argparse.Namespace) -> int:
     """Decode all prompts; return 0, or 1 where one of them does not match the reference.
@@ -80,7 +78,7 @@ def _run_on(
         options=CacheOptions(mamba_mode="align"),
         num_blocks=args.num_blocks,
         ranks=ranks,
-        graphs=GraphOptions(batch_sizes=GRAPH_SIZES if args.graphs else ()),
+        graphs=GraphOptions(batch_sizes=(*GRAPH_SIZES, args.max_num_seqs) if args.graphs else ()),
         sanitizes=args.sanitize,
         prefix_caching=not args.no_prefix_caching,
     )
@@ -113,8 +111,8 @@ def _run_on(
 def _limits(args: argparse.Namespace, ranks: Ranks) -> ServingLimits:
     return ServingLimits(
         max_model_len=args.max_model_len or MAX_MODEL_LEN,
-        max_num_reqs=MAX_NUM_REQS,
-        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        max_num_reqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
         context_parallel=ContextParallel(
             size=ranks.size, rank=ranks.rank, interleave=args.interleave
         ),

@@ -51,7 +51,7 @@ def require_one_plan(ranks: Ranks, layouts: Sequence[BlockTableLayout]) -> None:
     """Refuse ranks that are not those of the limits, or that planned different tables.
 
     Raises:
-        BadInputError: It holds every rank's derivation.
+        BadInputError: It holds the derivations of two ranks that differ.
     """
     context = layouts[0].limits.context_parallel
     if (ranks.size, ranks.rank) != (context.size, context.rank):
@@ -63,7 +63,8 @@ def require_one_plan(ranks: Ranks, layouts: Sequence[BlockTableLayout]) -> None:
     digests = ranks.gather_texts("".join(layout.digest() for layout in layouts))
     if len(set(digests)) > 1:
         reasons = ranks.gather_texts("; ".join(layout.explain() for layout in layouts))
-        told = " | ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons))
+        other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+        told = f"rank 0: {reasons[0]} | rank {other}: {reasons[other]}"
         raise BadInputError(f"the ranks planned different tables: {told}", digests=digests)
 
 

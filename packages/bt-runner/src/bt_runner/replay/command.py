@@ -31,8 +31,8 @@ from bt_runner.terminal.threads import one_thread
 from bt_tables import StagedBlockTables
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableLayout
-from bt_width.plan.options import groups_of, limits_of, longest_of, model_of
-from bt_width.terminal import ExitCode, print_error, print_line, print_warning
+from bt_width.plan.options import groups_of, limits_of, longest_of, model_of, options_of_fields
+from bt_width.terminal import ExitCode, name_options, print_error, print_line, print_warning
 
 _MAX_COMPLAINTS = 10
 _BYTES_PER_BLOCK = 128
@@ -43,10 +43,11 @@ _PHASES = ("table update", "builders", "the rest")
 class _Complaints:
     """Names the first few lines that are left out, or ends the run at the first."""
 
-    def __init__(self, is_strict: bool) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         self.count = 0
         self.first = ""
-        self._is_strict = is_strict
+        self._is_strict = args.strict
+        self._options = options_of_fields(args)
 
     def add(self, line: int, reason: str) -> None:
         if self._is_strict:
@@ -54,7 +55,8 @@ class _Complaints:
         self.count += 1
         self.first = self.first or f"line {line}: {reason}"
         if self.count <= _MAX_COMPLAINTS:
-            print(f"line {line} is left out: {reason}", file=sys.stderr)
+            told = name_options(reason, self._options)
+            print(f"line {line} is left out: {told}", file=sys.stderr)
         elif self.count == _MAX_COMPLAINTS + 1:
             print("further lines that are left out are not named", file=sys.stderr)
 
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         BadInputError: The trace or the config cannot be used, or the pools are not the groups.
         BlockTableError: The options make no plan.
     """
-    malformed, refused = _Complaints(args.strict), _Complaints(args.strict)
+    malformed, refused = _Complaints(args), _Complaints(args)
     if args.report is not None:
         require_report_library()
     requests = _read_requests(args, malformed)

@@ -24,14 +24,13 @@ from bt_runner.models.checkpoint import (
 )
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.sharding import Ranks
-from bt_runner.processes import joined_ranks, told_once
+from bt_runner.processes import joined_ranks
 from bt_runner.requests import SamplingParams
 from bt_runner.run.printer import InOrder
 from bt_runner.terminal.prompts import read_prompt_lines
 from bt_width import ContextParallel, ServingLimits
 
 
-@told_once()
 @memory_refused()
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit code.
@@ -83,9 +82,14 @@ def _limits(
 ) -> ServingLimits:
     max_model_len = args.max_model_len or longest_prompt + args.max_new_tokens
     if max_model_len > config.max_positions:
+        advice = (
+            "lower max_model_len"
+            if args.max_model_len
+            else "shorten the prompt or ask for fewer new tokens"
+        )
         raise BadInputError(
             f"texts of {max_model_len} tokens are longer than the model's {config.max_positions} "
-            "positions: shorten the prompt or ask for fewer new tokens",
+            f"positions: {advice}",
             max_model_len=max_model_len,
             max_positions=config.max_positions,
         )

@@ -37,17 +37,3 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_engine_switches(parser)
     add_device_options(parser, dtype="bfloat16 on CUDA, else float32")
     add_limit_options(parser, max_model_len="as needed", num_blocks="as needed")
-    parser.add_argument(
-        "--max-num-seqs",
-        type=count,
-        default=8,
-        metavar="N",
-        help="texts that are continued at a time (default: 8)",
-    )
-    parser.add_argument(
-        "--max-num-batched-tokens",
-        type=count,
-        default=512,
-        metavar="N",
-        help="tokens of a step, drafts included (default: 512)",
-    )

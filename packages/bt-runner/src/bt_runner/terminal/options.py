@@ -28,6 +28,20 @@ def add_limit_options(
         help=f"tokens of a text (default: {max_model_len})",
     )
     parser.add_argument(
+        "--max-num-seqs",
+        type=count,
+        default=8,
+        metavar="N",
+        help="texts that are continued at a time (default: 8)",
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        type=count,
+        default=512,
+        metavar="N",
+        help="tokens of a step, drafts included (default: 512)",
+    )
+    parser.add_argument(
         "--num-blocks", type=count, metavar="N", help=f"blocks of each pool (default: {num_blocks})"
     )
     parser.add_argument(

@@ -74,6 +74,8 @@ class ModelCaches:
         require_int("block_size", block_size, minimum=1)
         require_int("tp", tp, minimum=1)
         require_int("num_speculative_tokens", num_speculative_tokens, minimum=0)
+        if mamba_block_size is not None:
+            require_int("mamba_block_size", mamba_block_size, minimum=1)
         own_dtype = self.dtype if model_dtype is None else model_dtype
         layers = self.layers
         if num_speculative_tokens:
@@ -134,8 +136,7 @@ class ModelCaches:
             name = own_dtype if self.cache_dtype is None else self.cache_dtype
         if name is not None and name not in KNOWN_DTYPES:
             raise InvalidSpecError(
-                f"cache dtype {shown(name)} is not known; known are auto, "
-                f"{', '.join(KNOWN_DTYPES)}",
+                f"dtype {shown(name)} is not known; known are auto, {', '.join(KNOWN_DTYPES)}",
                 dtype=name,
             )
         return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InvalidSpecError
@@ -15,7 +16,7 @@ from .config_file import read_config
 from .planned import PlannedGroup
 from .sizes import parse_length
 
-OPTIONS = {
+_OPTIONS = {
     "max_model_len": "--max-model-len",
     "max_num_reqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens",
@@ -26,10 +27,22 @@ OPTIONS = {
     "context_parallel.rank": "--dcp-rank",
     "context_parallel.interleave": "--interleave",
     "interleave": "--interleave",
-    "kernel_block_size": "--kernel-block-size",
     "tp": "--tp",
 }
-"""The option that sets each field which an error may name."""
+_OPTIONS_OF_BLOCKS = {
+    "block_size": "--block-size",
+    "kernel_block_size": "--kernel-block-size",
+    "mamba_block_size": "--mamba-block-size",
+}
+
+
+def options_of_fields(args: argparse.Namespace) -> Mapping[str, str]:
+    """Return the option that sets each field which an error may name.
+
+    Groups that are given one by one say themselves how their blocks are cut.
+    """
+    cuts_blocks = not getattr(args, "groups", None)
+    return _OPTIONS | _OPTIONS_OF_BLOCKS if cuts_blocks else _OPTIONS
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

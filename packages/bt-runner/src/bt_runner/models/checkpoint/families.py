@@ -54,7 +54,7 @@ def deepseek_config(fields: Fields) -> ModelConfig:
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
     num_layers = fields.count("num_hidden_layers", maximum=MAX_LAYERS)
-    fields.only("layer_types", ["indexed_attention"] * num_layers)
+    fields.per_layer("layer_types", num_layers, ("indexed_attention",))
     heads = fields.count("num_attention_heads")
     # without a latent its queries come from the residual stream; an indexer's need the latent
     is_null = "q_lora_rank" in fields and fields.raw("q_lora_rank") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,19 +84,20 @@ class Fields:
         value = self._raw.get(name)
         if value is None:
             return None
-        if (
-            not isinstance(value, list | str)
-            or len(value) != num_layers
-            or not all(entry in known for entry in value)
-        ):
+        found: Sequence[object] = value if isinstance(value, list | str) else ()
+        strange = [index for index, entry in enumerate(found) if entry not in known]
+        if strange or len(found) != num_layers:
+            told = f"is {shown(value)}"
+            if strange:
+                told = f"has {shown(found[strange[0]])} for layer {strange[0]}"
             raise BadInputError(
                 f"{self._source}: {name} must have {' or '.join(known)} for each of "
-                f"{num_layers} layers, and is {shown(value)}",
+                f"{num_layers} layers, and {told}",
                 source=self._source,
                 field=name,
                 num_layers=num_layers,
             )
-        return tuple(value)
+        return tuple(map(str, found))
 
     def __contains__(self, name: str) -> bool:
         """Say whether there is a field of that name, null or not."""

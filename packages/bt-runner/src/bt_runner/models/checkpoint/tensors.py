@@ -154,9 +154,7 @@ def _only_file(directory: Path) -> Path:
     return file
 
 
-def _unused(
-    directory: Path, config: ModelConfig, stored: Mapping[str, _Stored]
-) -> tuple[str, ...]:
+def _unused(directory: Path, config: ModelConfig, stored: Mapping[str, _Stored]) -> tuple[str, ...]:
     """Return what the names of tensors begin with that may be there without any use."""
     names = config.names
     # layers that predict further tokens follow on the model's own

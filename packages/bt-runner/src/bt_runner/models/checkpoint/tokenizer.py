@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,6 @@ class TextTokenizer:
         """
         try:
             text.encode()
-            return list(self._tokenizer.encode(text).ids)
         except UnicodeEncodeError as error:
             place = error.start
             raise BadInputError(
@@ -39,14 +40,13 @@ class TextTokenizer:
                 "half of a pair; is it encoded as the terminal says?",
                 position=place,
             ) from error
-        except Exception as error:  # tokenizers raises nothing narrower
-            raise BadInputError(
-                f"the tokenizer cannot turn {shown(text)} into tokens: {error!s:.300}"
-            ) from error
+        with _refused(f"the tokenizer cannot turn {shown(text)} into tokens"):
+            return list(self._tokenizer.encode(text).ids)
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of tokens, without special ones."""
-        return str(self._tokenizer.decode(token_ids))
+        with _refused(f"the tokenizer cannot turn tokens {shown(token_ids)} into text"):
+            return str(self._tokenizer.decode(token_ids))
 
     def stream(self) -> TextStream:
         """Return a decoder for the tokens of one text."""
@@ -100,7 +100,21 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
             "text is turned into tokens with tokenizers; install it with "
             "`pip install 'bt-runner[hf]'`"
         ) from error
+    with _refused(f"cannot read {path}"):
+        tokenizer = Tokenizer.from_file(str(path))
+    # a text to continue is neither cut nor filled up, whatever was stored for training
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return TextTokenizer(tokenizer)
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Turn what tokenizers raises into an error of one line; a panic of it is no ``Exception``."""
     try:
-        return TextTokenizer(Tokenizer.from_file(str(path)))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise BadInputError(f"cannot read {path}: {error!s:.300}", path=str(path)) from error
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        reason = (str(error).splitlines() or ["it gives no reason"])[0]
+        raise BadInputError(f"{what}: {reason:.300}") from error
