@@ -139,7 +139,7 @@ def test_a_model_without_a_length_needs_the_option(
     ("options", "words"),
     [
         pytest.param(["--config", "nowhere.json"], "nowhere.json", id="no-file"),
-        pytest.param(["--block-size", "0"], "block_size must", id="block-size"),
+        pytest.param(["--block-size", "0"], "--block-size must", id="block-size"),
         pytest.param(["--interleave", "5", "--dcp", "2"], "--interleave 5", id="interleave"),
         pytest.param(["--dcp-rank", "1"], "--dcp-rank 1", id="rank"),
         pytest.param(["--max-num-seqs", "0"], "--max-num-seqs must", id="requests"),
