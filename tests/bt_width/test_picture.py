@@ -129,6 +129,48 @@ def test_cells_too_small_to_be_seen_are_drawn_as_one() -> None:
     assert len(draw_rows([("group", layout)])) < 10_000
 
 
+def numbers(layout: BlockTableLayout) -> list[str]:
+    """The texts in cells."""
+    root = ElementTree.fromstring(draw_rows([("group", layout)]))
+    return [text.text or "" for text in root.iter(f"{SVG}text") if "class" not in text.attrib]
+
+
+def test_a_lane_numbers_all_of_its_cells_or_none() -> None:
+    """No 0 to 9 in slots that have room for one digit and not for two."""
+    spec = AttentionSpec(block_size=16, token_alignment=None)
+
+    assert numbers(planned(spec, 100)) == 2 * [str(block) for block in range(7)]
+    assert numbers(planned(spec, 10)) == [*map(str, range(10)), "0", "0", *map(str, range(10))]
+
+
+def legend(layout: BlockTableLayout) -> list[str]:
+    root = ElementTree.fromstring(draw_rows([("group", layout)]))
+    lowest = max(float(cell.attrib["y"]) for cell in root.iter(f"{SVG}rect") if "y" in cell.attrib)
+    return [text.text or "" for text in root.iter(f"{SVG}text") if float(text.attrib["y"]) > lowest]
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        pytest.param(planned(RingSpec(block_size=4), 72), ["in use"], id="ring"),
+        pytest.param(
+            planned(AttentionSpec(block_size=16, token_alignment=None), 100, ranks=2),
+            ["in use, a colour for each rank"],
+            id="ranks",
+        ),
+        pytest.param(
+            planned(SlidingWindowSpec(block_size=8, window=24, token_alignment=None), 72),
+            ["in use", "null, no longer read", "no slot"],
+            id="window",
+        ),
+    ],
+)
+def test_the_legend_explains_what_is_drawn_alone(
+    layout: BlockTableLayout, words: list[str]
+) -> None:
+    assert legend(layout) == words
+
+
 def test_a_name_cannot_become_markup() -> None:
     text = draw_rows([("<script>&'\"", planned(RingSpec(block_size=4), 9))])
 

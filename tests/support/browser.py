@@ -39,6 +39,11 @@ const measured = {
   contrast: Math.min(...contrasts),
   back: getComputedStyle(document.body).backgroundColor,
   cells: [...document.querySelectorAll('td')].map(cell => cell.textContent),
+  cut: [...document.querySelectorAll('svg text')].filter(node => {
+    const text = node.getBoundingClientRect(), box = node.closest('svg').getBoundingClientRect();
+    return text.left < box.left || text.right > box.right
+      || text.top < box.top || text.bottom > box.bottom;
+  }).map(node => node.textContent),
   elements: [...new Set([...document.body.querySelectorAll('*')].map(e => e.localName))],
 };
 parent.postMessage(JSON.stringify(measured), '*');
@@ -63,7 +68,7 @@ def open_page(path: Path, *, width: int = 1600, dark: bool = False) -> str:
 
 
 def measure_page(html: str, folder: Path, *, width: int, dark: bool) -> dict[str, Any]:
-    """Return what a script measures in a page: overflow, contrast and the text of cells."""
+    """Return what a script measures in a page: overflow, contrast, the text of cells, cut texts."""
     # the page itself forbids scripts
     allowed = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
     path = folder / f"measured-{width}-{dark}.html"

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from html import escape
 from typing import NamedTuple
 
 from .layout import BlockTableLayout
 
-_LEFT, _RIGHT, _SPAN = 140, 14, 726
-_LANE, _GAP = 20, 8
+_LEFT, _RIGHT, _SPAN = 152, 12, 560
+_LANE, _GAP = 22, 7
 _SMALLEST_CELL = 3.0
-_CHARACTER = 5.6
+_CHARACTER = 6.7
 _RANK_CLASSES = 6
 
-_LEGEND = (
-    ("r0", "in use (a colour for each rank)"),
-    ("null", "null, no longer read"),
-    ("look", "lookahead and drafts"),
-    ("pad", "alignment"),
-)
+_LEGEND = {
+    "r0": "in use",
+    "r1": "in use, a colour for each rank",
+    "null": "null, no longer read",
+    "gone": "no slot",
+    "look": "lookahead and drafts",
+    "pad": "alignment",
+}
 
 _STYLE = """
-text { font: 10px ui-monospace, monospace; fill: var(--ink) }
-.name { font: bold 13px system-ui, sans-serif }
-.about { font: 11px system-ui, sans-serif; fill: var(--soft) }
+text { font: 12px ui-monospace, monospace; fill: var(--ink) }
+.name { font: bold 15px system-ui, sans-serif }
+.about { font: 12.5px system-ui, sans-serif; fill: var(--soft) }
 rect { stroke: var(--paper); stroke-width: 1 }
 .paper { fill: var(--paper); stroke: none }
 .null { fill: var(--null) }
@@ -71,14 +73,18 @@ def draw_rows(groups: Sequence[tuple[str, BlockTableLayout]]) -> str:
     """
     spans = [_row_tokens(layout) for _, layout in groups if layout.slot_mode == "block"]
     scale = _SPAN / max([*spans, *(layout.limits.max_tokens for _, layout in groups)])
-    y, parts = 12.0, []
+    y, parts = 14.0, []
+    looks: set[str] = set()
     for name, layout in groups:
         panel = _Panel(layout, scale, y)
         panel.draw(name)
         parts += panel.parts
+        looks |= panel.looks
         y = panel.y + 14
-    parts += _legend(y)
-    width, height = _LEFT + _SPAN + _RIGHT, round(y + 18)
+    width = _LEFT + _SPAN + _RIGHT
+    legend, y = _legend(looks, y, width)
+    parts += legend
+    height = round(y + 18)
     names = ", ".join(name for name, _ in groups)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -93,12 +99,24 @@ def draw_rows(groups: Sequence[tuple[str, BlockTableLayout]]) -> str:
     )
 
 
-def _legend(y: float) -> Iterator[str]:
-    x = float(_LEFT)
-    for look, words in _LEGEND:
-        yield f'<rect class="{look}" x="{x:.0f}" y="{y - 4:.0f}" width="12" height="12"/>'
-        yield f'<text class="about" x="{x + 17:.0f}" y="{y + 6:.0f}">{words}</text>'
-        x += 38 + 6 * len(words)
+def _legend(looks: Set[str], y: float, width: int) -> tuple[list[str], float]:
+    """Return what explains the looks that are drawn, and where its last line stands."""
+    shown = set(looks)
+    if "r1" in shown:
+        shown.remove("r0")
+    parts, x = [], float(_LEFT)
+    for look, words in _LEGEND.items():
+        if look not in shown:
+            continue
+        room = 40 + 7 * len(words)
+        if x + room > width:
+            x, y = float(_LEFT), y + 20
+        # ranks are explained with the colour of the first
+        drawn = "r0" if look == "r1" else look
+        parts.append(f'<rect class="{drawn}" x="{x:.0f}" y="{y - 4:.0f}" width="12" height="12"/>')
+        parts.append(f'<text class="about" x="{x + 18:.0f}" y="{y + 6.5:.0f}">{words}</text>')
+        x += room
+    return parts, y
 
 
 def _row_tokens(layout: BlockTableLayout) -> int:
@@ -111,6 +129,7 @@ class _Panel:
 
     def __init__(self, layout: BlockTableLayout, scale: float, y: float) -> None:
         self.parts: list[str] = []
+        self.looks: set[str] = set()
         self.y = y
         self._layout = layout
         self._scale = scale
@@ -136,11 +155,11 @@ class _Panel:
             about += f" on each of {layout.shards} ranks"
         if layout.kernel_blocks_per_block > 1:
             about += f", each {layout.kernel_blocks_per_block} kernel blocks"
-        self._text(_LEFT, self.y + 4, name, "name", "start")
+        self._text(_LEFT, self.y + 3, name, "name", "start")
         self._text(
-            _LEFT, self.y + 20, f"{about}: {_count(layout.width, 'column')}", "about", "start"
+            _LEFT, self.y + 21, f"{about}: {_count(layout.width, 'column')}", "about", "start"
         )
-        self.y += 30
+        self.y += 31
 
     def _draw_blocks(self) -> None:
         layout = self._layout
@@ -230,27 +249,32 @@ class _Panel:
         yield _Part(gone, end, _look(rank), "a slot: kernel block id x its size + offset")
 
     def _lane(self, label: str, cell_tokens: float, parts: Sequence[_Part]) -> None:
-        self._text(_LEFT - 8, self.y + _LANE / 2 + 3.5, label, "about", "end")
+        self._text(_LEFT - 8, self.y + _LANE / 2 + 4, label, "about", "end")
         size = cell_tokens * self._scale
+        parts = [part for part in parts if part.end > part.first]
+        # numbers in every cell, or in none
+        longest = max((len(str(part.end - 1)) for part in parts), default=0)
+        has_numbers = longest * _CHARACTER + 2 <= size
         for part in parts:
-            if part.end <= part.first:
-                continue
-            if size < _SMALLEST_CELL or part.end - part.first == 1:
-                self._cell(part.first, part.end, size, part, str(part.first))
+            self.looks.add(part.look)
+            if size < _SMALLEST_CELL:
+                self._cell(part.first, part.end, size, part)
                 continue
             for cell in range(part.first, part.end):
-                self._cell(cell, cell + 1, size, part, str(cell))
+                self._cell(cell, cell + 1, size, part, has_number=has_numbers)
         self.y += _LANE + _GAP
 
-    def _cell(self, first: int, end: int, size: float, part: _Part, label: str) -> None:
+    def _cell(
+        self, first: int, end: int, size: float, part: _Part, *, has_number: bool = False
+    ) -> None:
         x, width = _LEFT + first * size, (end - first) * size
         span = f"{first:,}" if end == first + 1 else f"{first:,} to {end - 1:,}"
         self.parts.append(
             f'<rect class="{part.look}" x="{x:.2f}" y="{self.y:.1f}" width="{width:.2f}" '
             f'height="{_LANE}"><title>{escape(f"{span}: {part.about}")}</title></rect>'
         )
-        if end == first + 1 and part.look != "pad" and len(label) * _CHARACTER + 2 <= width:
-            self._text(x + width / 2, self.y + _LANE / 2 + 3.5, label, "", "middle")
+        if has_number and part.look != "pad":
+            self._text(x + width / 2, self.y + _LANE / 2 + 4, str(first), "", "middle")
 
     def _text(self, x: float, y: float, text: str, look: str, anchor: str) -> None:
         kind = f' class="{look}"' if look else ""
