@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from bt_runner.errors import VerificationError
 from bt_runner.input_batch import InputBatch
 from bt_runner.kv_cache_manager import KVCacheManager
+from bt_runner.requests import Ints, Tokens, ragged
 from bt_runner.scheduler import SchedulerOutput
 from bt_tables import StepTables
 from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
@@ -43,22 +44,18 @@ class StepCheck:
         Raises:
             VerificationError: The first difference.
         """
-        ends = batch.num_tokens.cumsum().tolist()
-        starts = [0, *ends[:-1]]
-        count = len(ends)
+        num_reqs, num_tokens = len(batch.rows), int(batch.num_tokens.sum())
         for group, layout in enumerate(self._layouts):
-            columns = tables.block_tables[group].cpu().numpy()
-            slots = tables.slot_mappings[group].cpu().numpy()
-            for place, (row, request) in enumerate(
-                zip(batch.rows.tolist(), batch.requests, strict=True)
-            ):
+            found = tables.block_tables[group].cpu().numpy()
+            rows = np.full_like(found[:num_reqs], NULL_BLOCK)
+            for place, row in enumerate(batch.rows.tolist()):
                 ids = layout.expand(self.kv.block_ids_of(row, group))
-                self._check_row(group, request.request_id, columns[place], ids)
-                first = int(batch.starts[place])
-                found = slots[starts[place] : ends[place]]
-                self._check_slots(group, request.request_id, first, found, ids)
-            self._check_padding(group, columns[count:], NULL_BLOCK)
-            self._check_padding(group, slots[ends[-1] : inputs.num_tokens], PAD_SLOT)
+                rows[place, : len(ids)] = ids
+            self._check_rows(group, batch, found[:num_reqs], rows)
+            self._check_padding(group, found[num_reqs:], NULL_BLOCK)
+            slots = tables.slot_mappings[group].cpu().numpy()
+            self._check_slots(group, batch, slots[:num_tokens], rows)
+            self._check_padding(group, slots[num_tokens : inputs.num_tokens], PAD_SLOT)
         self.check_counts()
 
     def check_counts(self) -> None:
@@ -84,45 +81,48 @@ class StepCheck:
                 what = f"references of block {block}"
                 raise self._difference(index, what, int(held[block]), counted)
 
-    def _check_row(
-        self, group: int, request_id: str, found: NDArray[np.int32], ids: Sequence[int]
+    def _check_rows(
+        self, group: int, batch: SchedulerOutput, found: Tokens, expected: Tokens
     ) -> None:
-        expected = np.full(found.shape, NULL_BLOCK, dtype=np.int32)
-        expected[: len(ids)] = ids
-        if not np.array_equal(found, expected):
-            column = int((found != expected).argmax())
+        for place, column in np.argwhere(found != expected)[:1].tolist():
+            request_id = batch.requests[place].request_id
             raise self._difference(
                 group,
                 f"column {column} of request {request_id}",
-                int(expected[column]),
-                int(found[column]),
+                int(expected[place, column]),
+                int(found[place, column]),
                 request=request_id,
                 column=column,
             )
 
-    def _check_slots(
-        self,
-        group: int,
-        request_id: str,
-        first: int,
-        found: NDArray[np.int64],
-        ids: Sequence[int],
-    ) -> None:
+    def _check_slots(self, group: int, batch: SchedulerOutput, found: Ints, rows: Tokens) -> None:
         layout, references = self._layouts[group], self.kv.pools[group].references
-        for position, slot in enumerate(found.tolist(), start=first):
-            expected = PAD_SLOT if layout.slot_mode == "none" else layout.slot(position, ids)
-            shared = slot != PAD_SLOT and references[slot // layout.block_size] > 1
-            if slot != expected or shared:
-                column = 0 if layout.slot_mode == "none" else layout.locate(position).column
-                what = f"slot of position {position} (column {column}) of request {request_id}"
-                raise self._difference(
-                    group,
-                    f"{what}, whose block is shared," if shared else what,
-                    expected,
-                    slot,
-                    request=request_id,
-                    column=column,
-                )
+        places = np.repeat(np.arange(len(batch.rows)), batch.num_tokens)
+        positions = ragged(batch.starts, batch.num_tokens)
+        expected = np.full(len(positions), PAD_SLOT, np.int64)
+        columns = np.zeros_like(positions)
+        if layout.slot_mode != "none":
+            locations = [layout.addressing.locate(position) for position in positions.tolist()]
+            ranks, columns, offsets = np.array(locations, np.int64).reshape(-1, 3).T
+            has_block = columns < rows.shape[1]
+            if layout.shards > 1:
+                has_block &= ranks == layout.limits.context_parallel.rank
+            ids = rows[places[has_block], columns[has_block]].astype(np.int64)
+            slots = ids * layout.kernel_block_size + offsets[has_block]
+            expected[has_block] = np.where(ids == NULL_BLOCK, PAD_SLOT, slots)
+        is_shared = (expected != PAD_SLOT) & (references[expected // layout.block_size] > 1)
+        for token in ((found != expected) | is_shared).nonzero()[0][:1].tolist():
+            request_id = batch.requests[places[token]].request_id
+            column = int(columns[token])
+            what = f"slot of position {positions[token]} (column {column}) of request {request_id}"
+            raise self._difference(
+                group,
+                f"{what}, whose block is shared," if is_shared[token] else what,
+                int(expected[token]),
+                int(found[token]),
+                request=request_id,
+                column=column,
+            )
 
     def _check_padding(self, group: int, found: NDArray[np.generic], expected: int) -> None:
         if (found != expected).any():
