@@ -49,15 +49,21 @@ def expand_rows(
     )
     num_live = -(-lens.local_lens.numpy() // (addressing.kernel_block_size // tokens_per_state))
     np.minimum(num_live, addressing.width, out=num_live)
-    was_live = rows.num_live.numpy()
-    reach = min(int(max(num_live.max(initial=0), was_live.max(initial=0))), addressing.width)
-    if reach:
-        columns = np.arange(reach)
-        is_live = columns < num_live[:, None]
-        ids = block_table.numpy()[req_of_token, :reach]
-        target = rows.table.numpy()[:, :reach]
-        is_written = is_live | (columns < was_live[:, None])
-        np.copyto(target, np.where(is_live, ids, NULL_BLOCK), where=is_written)
+    source, target, was_live = block_table.numpy(), rows.table.numpy(), rows.num_live.numpy()
+    # a request's tokens stand together: what all of them see is copied at once
+    firsts = np.flatnonzero(np.diff(req_of_token, prepend=-1))
+    ends = np.append(firsts, len(num_live))[1:]
+    common = np.minimum.reduceat(num_live, firsts) if firsts.size else num_live
+    pieces = (req_of_token[firsts], firsts, ends, common)
+    for req, first, end, stop in zip(*(piece.tolist() for piece in pieces), strict=True):
+        if stop:
+            target[first:end, :stop] = source[req, :stop]
+    copied = np.repeat(common, ends - firsts)
+    for token in np.flatnonzero(num_live > copied).tolist():
+        columns = slice(copied[token], num_live[token])
+        target[token, columns] = source[req_of_token[token], columns]
+    for token in np.flatnonzero(num_live < was_live).tolist():
+        target[token, num_live[token] : was_live[token]] = NULL_BLOCK
     was_live[:] = num_live
 
 
