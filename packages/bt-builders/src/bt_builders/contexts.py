@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bt_tables.reference.addressing import local_lengths as addressed_lengths
-from bt_tables.reference.addressing import locate
+from bt_tables.reference.addressing import spread
 from bt_width import BlockTableLayout, InvalidSpecError
 
 from ._checks import as_tuple, require_positive
@@ -209,12 +209,10 @@ class ContextPart:
 
         Such a token's request is P, where ``cu_seq_lens`` and ``local_cu`` have their last entry.
         """
-        offsets = (places - cu_seq_lens[token_to_req]).long()
-        found = locate(self._addressing, offsets)
-        local = found.column * self._addressing.kernel_block_size + found.offset
-        # where nothing is sharded every token is this rank's
-        rank = found.rank if self._addressing.shards > 1 else 0
-        rows: torch.Tensor = rank * num_local_rows + local_cu[token_to_req] + local
+        # ``index_select`` is several times as fast as an index on a CPU
+        offsets = (places - cu_seq_lens.index_select(0, token_to_req)).long()
+        rank, local = spread(self._addressing, offsets)
+        rows = rank * num_local_rows + local_cu.index_select(0, token_to_req) + local
         return rows.masked_fill(token_to_req == cu_seq_lens.numel() - 1, 0)
 
 

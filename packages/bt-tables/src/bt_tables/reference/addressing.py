@@ -46,10 +46,20 @@ def locate(addressing: Addressing, positions: Ints) -> Places:
         # every rank keeps the whole ring
         nothing = positions * 0
         return Places(nothing + addressing.rank, nothing, positions % addressing.block_size)
-    run = positions // addressing.interleave
-    local = run // addressing.shards * addressing.interleave + positions % addressing.interleave
-    column = local // addressing.kernel_block_size
-    return Places(run % addressing.shards, column, local % addressing.kernel_block_size)
+    rank, local = spread(addressing, positions)
+    return Places(rank, *_divided(local, addressing.kernel_block_size))
+
+
+def spread(addressing: Addressing, positions: Ints) -> tuple[Ints, Ints]:
+    """Return the rank that keeps each position, and which of that rank's positions it is.
+
+    Args:
+        addressing: The group's; no ring's, of which every rank keeps all.
+        positions: Places of tokens in their requests, not negative.
+    """
+    run, offset = _divided(positions, addressing.interleave)
+    turn, rank = _divided(run, addressing.shards)
+    return rank, turn * addressing.interleave + offset
 
 
 def local_lengths(addressing: Addressing, lengths: Ints, rank: int | None = None) -> Ints:
@@ -64,9 +74,17 @@ def local_lengths(addressing: Addressing, lengths: Ints, rank: int | None = None
     interleave = addressing.interleave
     per_turn = addressing.shards * interleave
     # whole turns over all ranks, then what of the last turn is this rank's
-    rest = (lengths % per_turn - own * interleave).clip(0, interleave)
-    local: Ints = lengths // per_turn * interleave + rest
+    turns, rest = _divided(lengths, per_turn)
+    local: Ints = turns * interleave + (rest - own * interleave).clip(0, interleave)
     return local
+
+
+def _divided(numbers: Ints, divisor: int) -> tuple[Ints, Ints]:
+    """Return what ``divmod`` does, with one division at most: it costs more than the rest."""
+    if divisor == 1:
+        return numbers, numbers * 0
+    quotients = numbers // divisor
+    return quotients, numbers - quotients * divisor
 
 
 def expand(addressing: Addressing, block_ids: Ints) -> Ints:

@@ -20,7 +20,6 @@ from .._packet import (
     Header,
     IntArray,
     RecordField,
-    RecordForm,
     TableGroup,
 )
 from .addressing import expand, locate
@@ -139,7 +138,7 @@ class _Records(NamedTuple):
 
 def _read_records(packet: IntArray, header: Header, group: int) -> _Records:
     """Return what a packet's entries say of one group."""
-    size = RecordForm(header.num_groups).size
+    size = FIELDS_AT + len(RecordField) * header.num_groups
     end = header.entries_at + header.num_entries * size
     records = packet[header.entries_at : end].reshape(header.num_entries, size).astype(np.int64)
     fields = (records[:, FIELDS_AT + field * header.num_groups + group] for field in RecordField)
@@ -220,16 +219,20 @@ def _read_tokens(
         return _TokenRows(np.empty(0, np.int64), np.empty(0, np.int64))
     ends = starts[header.query_start_at :][: num_requests + 1].astype(np.int64)
     token = np.arange(max(min(int(ends[-1]), header.max_tokens), 0))
-    # the last request that starts at or before the token, found as the kernel finds it: a
-    # caller's starts on the device may be in no order
+    rows = packet[header.requests_at : header.requests_at + num_requests].astype(np.int64)
+    its_positions = positions[header.positions_at : header.positions_at + len(token)]
+    counts = np.diff(ends)
+    if ends[0] == 0 and (counts >= 0).all():
+        return _TokenRows(np.repeat(rows, counts)[: len(token)], its_positions)
+    # a caller's starts on the device may be in no order: the last request that starts at or
+    # before the token, found as the kernel finds it
     low, high = np.zeros_like(token), np.full_like(token, num_requests - 1)
     while (low < high).any():
         middle = (low + high + 1) // 2
         starts_here = ends[middle] <= token
         low, high = np.where(starts_here, middle, low), np.where(starts_here, high, middle - 1)
     is_real = (ends[low] >= 0) & (ends[low] <= token) & (token < ends[low + 1])
-    row = packet[header.requests_at + low].astype(np.int64)
-    return _TokenRows(np.where(is_real, row, -1), positions[header.positions_at + token])
+    return _TokenRows(np.where(is_real, rows[low], -1), its_positions)
 
 
 def _map_slots(
@@ -240,15 +243,17 @@ def _map_slots(
     addressing = view.group.addressing
     if not addressing.slot_blocks:
         return slots, np.empty(0, np.int64)
-    is_position = (tokens.position >= 0) & (tokens.position <= MAX_POSITION)
-    rank, column, offset = locate(addressing, np.where(is_position, tokens.position, 0))
-    has_column = column < addressing.slot_blocks * addressing.kernel_blocks_per_block
-    has_slot = (tokens.row >= 0) & is_position & (rank == addressing.rank) & has_column
-    row, column, offset = tokens.row[has_slot], column[has_slot], offset[has_slot]
+    num_columns = addressing.slot_blocks * addressing.kernel_blocks_per_block
+    is_own = (tokens.row >= 0) & (tokens.position >= 0) & (tokens.position <= MAX_POSITION)
+    token = np.flatnonzero(is_own)
+    rank, column, offset = locate(addressing, tokens.position[token])
+    has_slot = (rank == addressing.rank) & (column < num_columns)
+    token, column, offset = token[has_slot], column[has_slot], offset[has_slot]
+    row = tokens.row[token]
     # no edit is -1: the last record, of a row without an edit
     edit = view.packet[EDIT_OF_ROW_AT + row] - 1
     of_row = records.and_untouched(addressing.width).pick(edit)._replace(row=row)
     ids, read = view.ids_after(of_row, column)
     slot = ids * addressing.kernel_block_size + offset
-    slots[has_slot] = np.where(ids == NULL_BLOCK, PAD_SLOT, slot)
+    slots[token] = np.where(ids == NULL_BLOCK, PAD_SLOT, slot)
     return slots, read
