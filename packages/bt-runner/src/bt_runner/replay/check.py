@@ -1,12 +1,12 @@
 """Compares steps with the pure contract: every row, every slot and the pools' counts.
 
-What a table holds is derived again from the block ids of each request by ``bt_width``
-alone, one token and one row at a time.
+What a table holds is derived again from the block ids of each request by ``bt_width`` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from bt_runner.requests import Ints, Tokens, ragged
 from bt_runner.scheduler import SchedulerOutput
 from bt_tables import StepTables
 from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
+
+_LocateAll: TypeAlias = Callable[[Ints], tuple[Ints, Ints, Ints]]
+"""The contract's arithmetic for one position, which is right for an array of them."""
 
 
 class StepCheck:
@@ -49,7 +52,7 @@ class StepCheck:
             found = tables.block_tables[group].cpu().numpy()
             rows = np.full_like(found[:num_reqs], NULL_BLOCK)
             for place, row in enumerate(batch.rows.tolist()):
-                ids = layout.expand(self.kv.block_ids_of(row, group))
+                ids = layout.addressing.expand(self.kv.block_ids_of(row, group))
                 rows[place, : len(ids)] = ids
             self._check_rows(group, batch, found[:num_reqs], rows)
             self._check_padding(group, found[num_reqs:], NULL_BLOCK)
@@ -102,8 +105,8 @@ class StepCheck:
         expected = np.full(len(positions), PAD_SLOT, np.int64)
         columns = np.zeros_like(positions)
         if layout.slot_mode != "none":
-            locations = [layout.addressing.locate(position) for position in positions.tolist()]
-            ranks, columns, offsets = np.array(locations, np.int64).reshape(-1, 3).T
+            locate = cast(_LocateAll, layout.addressing.locate)
+            ranks, columns, offsets = locate(positions)
             has_block = columns < rows.shape[1]
             if layout.shards > 1:
                 has_block &= ranks == layout.limits.context_parallel.rank

@@ -250,10 +250,15 @@ def _map_slots(
     has_slot = (rank == addressing.rank) & (column < num_columns)
     token, column, offset = token[has_slot], column[has_slot], offset[has_slot]
     row = tokens.row[token]
+    # tokens of one request stand together, and the first in each column speaks for its column
+    is_first = np.ones(len(row), bool)
+    is_first[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
+    first = np.flatnonzero(is_first)
     # no edit is -1: the last record, of a row without an edit
-    edit = view.packet[EDIT_OF_ROW_AT + row] - 1
-    of_row = records.and_untouched(addressing.width).pick(edit)._replace(row=row)
-    ids, read = view.ids_after(of_row, column)
+    edit = view.packet[EDIT_OF_ROW_AT + row[first]] - 1
+    of_row = records.and_untouched(addressing.width).pick(edit)._replace(row=row[first])
+    ids, read = view.ids_after(of_row, column[first])
+    ids = np.repeat(ids, np.diff(first, append=len(row)))
     slot = ids * addressing.kernel_block_size + offset
     slots[token] = np.where(ids == NULL_BLOCK, PAD_SLOT, slot)
     return slots, read
