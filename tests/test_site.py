@@ -18,6 +18,28 @@ def test_the_names_are_the_packages(package: str) -> None:
     assert set(docs_site.public_names(package)) == offered
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_leads_to_an_example(package: str) -> None:
+    """Code of a page or an example uses the name, or the reference links to a name it uses."""
+    lost = [
+        name
+        for name in docs_site.public_names(package)
+        if not docs_site.examples_of(name)
+        and not any(docs_site.examples_of(user) for user in docs_site.users_of(name))
+    ]
+
+    assert lost == []
+
+
+def test_the_reference_links_to_examples_and_users() -> None:
+    width = docs_site.reference("bt_width")
+    _, entry = width.split("::: bt_width.tables_bytes\n")
+
+    assert "[one-piece-at-a-time](../one-piece-at-a-time.md)" in entry.split(":::")[0]
+    _, entry = width.split("::: bt_width.MAX_POSITION\n")
+    assert "Used by: [BlockTableLayout][bt_width.BlockTableLayout]" in entry.split(":::")[0]
+
+
 def test_every_page_of_docs_is_in_the_site() -> None:
     pages = docs_site.pages()
 

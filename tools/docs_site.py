@@ -47,14 +47,11 @@ def public_names(package: str) -> list[str]:
     raise LookupError(f"{source} has no __all__")
 
 
-def uses_of(name: str) -> list[str]:
-    """Return the pages and examples whose code uses a public name, or else those that name it."""
+@cache
+def examples_of(name: str) -> list[str]:
+    """Return the pages and examples whose code uses a public name."""
     word = re.compile(rf"\b{name}\b")
-    used = [page for page, code in _code_of_pages() if word.search(code)]
-    if used:
-        return used
-    texts = {page: path.read_text(encoding="utf-8") for page, path in pages().items()}
-    return [page for page, text in texts.items() if word.search(text) and page != "changelog.md"]
+    return [page for page, code in _code_of_pages() if word.search(code)]
 
 
 @cache
@@ -81,10 +78,10 @@ def _defined(node: ast.stmt) -> list[str]:
 
 
 def users_of(name: str) -> list[str]:
-    """Return the public names that take, return or hold this one, those with a use first."""
+    """Return the public names that take, return or hold this one, those with an example first."""
     word = re.compile(rf"\b{name}\b")
     users = [user for user, text in definitions().items() if user != name and word.search(text)]
-    return sorted(users, key=lambda user: (not uses_of(user), user))
+    return sorted(users, key=lambda user: (not examples_of(user), user))
 
 
 @cache
@@ -106,7 +103,7 @@ def reference(package: str) -> str:
     parts = [f"# {package}\n"]
     for name in public_names(package):
         parts.append(f"::: {package}.{name}\n")
-        links = [f"[{posixpath.splitext(page)[0]}](../{page})" for page in uses_of(name)]
+        links = [f"[{posixpath.splitext(page)[0]}](../{page})" for page in examples_of(name)]
         if links:
             parts.append(f"Used in: {', '.join(links)}.\n")
         elif users := users_of(name):
