@@ -12,10 +12,8 @@ import pytest
 from bt_runner.block_pool import BlockPool
 from bt_runner.prefix_cache import (
     Filled,
-    KeptStates,
     PrefixCache,
     PrefixHashes,
-    ReadTokens,
     TokenHashes,
     TraceHashes,
 )
@@ -37,8 +35,19 @@ WINDOW = SlidingWindowSpec(block_size=16, window=33)
 STATES = MambaSpec(block_size=32, mode="align")
 
 
-def _reader(tokens: Sequence[int]) -> ReadTokens:
-    return lambda start, end: np.array(tokens[start:end])
+def _hash(hashes: TokenHashes, tokens: Sequence[int], step: int) -> TokenHashes:
+    """Hash the whole steps of tokens that are not hashed yet."""
+    data = np.array(tokens, np.int32)
+    for end in range(hashes.num_hashed + step, len(tokens) + 1, step):
+        hashes.add(data[end - step : end].data)
+    return hashes
+
+
+def _filled(start: int, end: int, step: int, hashes: PrefixHashes, *, decodes: bool) -> Filled:
+    """Return the steps that row 0 filled between two lengths."""
+    ends = np.arange(start - start % step, end - end % step, step) + step
+    names = [hashes.at(each) for each in ends.tolist()]
+    return Filled(np.zeros(len(ends), np.int64), ends, names, decodes | (ends == end))
 
 
 @dataclass
@@ -61,16 +70,19 @@ class _Cache:
         self.pools = [BlockPool(num_blocks) for _ in specs]
         self.cache = PrefixCache(self.layouts, self.pools)
 
+    def hashes(self, tokens: Sequence[int]) -> TokenHashes:
+        """Return the hashes of tokens."""
+        return _hash(self.cache.hashes(), tokens, self.cache.step)
+
     def start(self, tokens: Sequence[int]) -> _Row:
         """Begin a request with what is cached of its tokens."""
-        row = _Row(list(tokens), self.cache.hashes())
-        row.hashes.extend(len(tokens), _reader(tokens))
+        row = _Row(list(tokens), self.hashes(tokens))
         row.num_computed = self.cache.longest(row.hashes, len(tokens) - 1)
         row.block_ids = [ids.tolist() for ids in self.cache.acquire(row.hashes, row.num_computed)]
         return row
 
-    def chunk(self, row: _Row, end: int, states: KeptStates = "last") -> None:
-        """Compute a request's tokens up to ``end`` in one step."""
+    def chunk(self, row: _Row, end: int, *, decodes: bool = False) -> None:
+        """Compute a request's tokens up to ``end`` in one step, or in a step for each."""
         for layout, pool, ids in zip(self.layouts, self.pools, row.block_ids, strict=True):
             missing = layout.num_blocks(end) - len(ids)
             if layout.kind == "mamba":
@@ -78,9 +90,9 @@ class _Cache:
                 ids += [NULL_BLOCK] * (missing - 1)
                 missing = min(missing, 1)
             ids += pool.allocate(max(missing, 0)).tolist()
-        row.hashes.extend(end, _reader(row.tokens))
-        filled = Filled(0, row.hashes, row.num_computed, end, states)
-        self.cache.keep([filled], [np.array([ids], np.int32) for ids in row.block_ids])
+        step = self.cache.step
+        filled = _filled(row.num_computed, end, step, row.hashes, decodes=decodes)
+        self.cache.keep(filled, [np.array([ids], np.int32) for ids in row.block_ids])
         row.num_computed = end
         for layout, pool, ids in zip(self.layouts, self.pools, row.block_ids, strict=True):
             num_dead = min(layout.num_expired_blocks(end), len(ids))
@@ -210,7 +222,7 @@ class TestHitLength:
         cache = _Cache(STATES)
         row = cache.start(range(100))
         for end in range(1, 101):
-            cache.chunk(row, end, "every")
+            cache.chunk(row, end, decodes=True)
         assert [cache.hit(range(n)) for n in (33, 65, 97)] == [32, 64, 96]
 
     def test_groups_agree_on_the_shortest(self) -> None:
@@ -238,12 +250,13 @@ class TestHitLength:
         https://github.com/vllm-project/vllm/issues/57610
         """
         layouts = [BlockTableLayout.plan(one, LIMITS) for one in (FULL, spec)]
-        cache = PrefixCache(layouts, [BlockPool(9), BlockPool(9)], ["full", "other"])
+        pools = [BlockPool(9), BlockPool(9)]
+        cache = PrefixCache(layouts, pools, ["full", "other"])
         assert cache.reason_for_none is not None
         assert reason in cache.reason_for_none
-        hashes = cache.hashes()
-        hashes.extend(64, _reader(range(64)))
-        cache.keep([Filled(0, hashes, 0, 64, "every")], [np.ones((1, 9), np.int32)] * 2)
+        hashes = _hash(cache.hashes(), range(64), cache.step)
+        blocks = [pool.allocate(4)[None] for pool in pools]
+        cache.keep(_filled(0, 64, 16, hashes, decodes=True), blocks)
         assert cache.longest(hashes, 64) == 0
 
     def test_blocks_of_shards_hold_the_tokens_of_all_ranks(self) -> None:
@@ -271,8 +284,7 @@ class TestHitLength:
                 max_num_batched_tokens=64,
                 context_parallel=parallel,
             )
-            hashes = _Cache(FULL, limits=limits).cache.hashes()
-            hashes.extend(64, _reader(range(64)))
+            hashes = _Cache(FULL, limits=limits).hashes(range(64))
             names.append([hashes.at(32), hashes.at(64)])
         assert names[0] == names[1]
 
@@ -323,41 +335,41 @@ class TestChunkEnds:
 
 class TestTokenHashes:
     def test_hashes_do_not_depend_on_how_the_tokens_arrived(self) -> None:
-        whole, parts = TokenHashes(b"root", 4), TokenHashes(b"root", 4)
         tokens = range(40)
-        whole.extend(40, _reader(tokens))
+        whole, parts = _hash(TokenHashes(b"root", 4), tokens, 4), TokenHashes(b"root", 4)
         for end in (1, 4, 7, 9, 30, 40):
-            parts.extend(end, _reader(tokens))
+            _hash(parts, tokens[:end], 4)
         assert [whole.at(n) for n in range(4, 41, 4)] == [parts.at(n) for n in range(4, 41, 4)]
-
-    def test_tokens_are_read_only_where_a_block_is_complete(self) -> None:
-        hashes = TokenHashes(b"root", 4)
-        hashes.extend(3, lambda start, end: pytest.fail("nothing to hash"))
-        assert hashes.num_hashed == 0
 
     def test_a_hash_names_root_tokens_and_their_order(self) -> None:
         def name(root: bytes, tokens: list[int]) -> bytes:
-            hashes = TokenHashes(root, 2)
-            hashes.extend(len(tokens), _reader(tokens))
-            return hashes.at(len(tokens))
+            return _hash(TokenHashes(root, 2), tokens, 2).at(len(tokens))
 
         names = [
             name(b"root", [1, 2]),
             name(b"other", [1, 2]),
             name(b"root", [2, 1]),
-            name(b"root", [1, 2 + 2**32]),
+            name(b"root", [1, 2 + 2**16]),
             name(b"root", [1, 2, 1, 2]),
             name(b"root", [3, 4, 1, 2]),
         ]
         assert len(set(names)) == len(names)
 
+    def test_hashes_that_broke_off_start_anew(self) -> None:
+        """Tokens may have been hashed without a hash of them having been kept."""
+        hashes = _hash(TokenHashes(b"root", 2), [1, 2, 3, 4], 2)
+        expected = [hashes.at(2), hashes.at(4)]
+        hashes._running.update(b"half a step")
+        hashes.restart()
+        assert hashes.num_hashed == 0
+        _hash(hashes, [1, 2, 3, 4], 2)
+        assert [hashes.at(2), hashes.at(4)] == expected
+
     def test_other_plans_have_other_names(self) -> None:
         """A block of another kind of cache holds other states of the same tokens."""
         roots = []
         for specs in ([FULL], [FULL, WINDOW], [AttentionSpec(block_size=16, sharded=False)]):
-            hashes = _Cache(*specs).cache.hashes()
-            hashes.extend(16, _reader(range(16)))
-            roots.append(hashes.at(16))
+            roots.append(_Cache(*specs).hashes(range(16)).at(16))
         assert len(set(roots)) == 3
 
 
@@ -437,9 +449,7 @@ def test_hits_are_those_of_a_search_through_all_kept_blocks(seed: int) -> None:
         tokens = text[: draw.randint(1, len(text))] + [
             draw.randrange(2) for _ in range(draw.randint(0, 20))
         ]
-        hashes = cache.cache.hashes()
-        hashes.extend(len(tokens), _reader(tokens))
-        expected = _brute_force(cache, hashes, len(tokens) - 1)
+        expected = _brute_force(cache, cache.hashes(tokens), len(tokens) - 1)
         row = cache.start(tokens)
         assert row.num_computed == expected
         num_hits += expected > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +16,8 @@ from bt_runner.errors import RunnerError
 from bt_runner.kv_cache_manager import KVCacheManager
 from bt_runner.prefix_cache import (
     Filled,
-    KeptStates,
     PrefixCache,
     PrefixHashes,
-    ReadTokens,
     TokenHashes,
     _Group,
 )
@@ -68,14 +65,18 @@ def _state_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def _state_in_the_middle(patch: pytest.MonkeyPatch) -> None:
     """The state at a chunk's end is offered as if the chunk had ended with the block."""
-    kept = _Group.kept
+    keep = KVCacheManager.keep
 
-    def next_block(self: _Group, start: int, end: int, states: KeptStates) -> range:
-        if self.keeps_states and end % self.tokens_per_block:
-            return range(end // self.tokens_per_block, end // self.tokens_per_block + 1)
-        return kept(self, start, end, states)
+    def next_block(
+        self: KVCacheManager, rows: Any, num_computed: Any, table: Any, is_prefilling: Any
+    ) -> None:
+        if all(group.layout.kind == "mamba" for group in self.groups):
+            unit = self.prefixes.unit
+            rounded = -(-num_computed // unit) * unit
+            num_computed = np.where(is_prefilling, rounded, num_computed)
+        keep(self, rows, num_computed, table, is_prefilling)
 
-    patch.setattr(_Group, "kept", next_block)
+    patch.setattr(KVCacheManager, "keep", next_block)
 
 
 def _block_of_a_window_gone(patch: pytest.MonkeyPatch) -> None:
@@ -107,16 +108,10 @@ def _reference_not_counted(patch: pytest.MonkeyPatch) -> None:
 def _hash_without_its_parent(patch: pytest.MonkeyPatch) -> None:
     """A block is found by its own tokens alone."""
 
-    def extend(self: TokenHashes, num_tokens: int, read: ReadTokens) -> None:
-        while self.num_hashed + self._step <= num_tokens:
-            own = read(self.num_hashed, self.num_hashed + self._step)
-            self._hashes.append(hashlib.sha256(own.tobytes()).digest())
+    def add(self: TokenHashes, tokens: memoryview) -> None:
+        self._hashes.append(hashlib.sha256(tokens).digest())
 
-    patch.setattr(TokenHashes, "extend", extend)
-
-
-def _part(tokens: Any, start: int, end: int) -> Any:
-    return tokens[start:end]
+    patch.setattr(TokenHashes, "add", add)
 
 
 def _rejected_drafts_cached(patch: pytest.MonkeyPatch) -> None:
@@ -127,10 +122,13 @@ def _rejected_drafts_cached(patch: pytest.MonkeyPatch) -> None:
         launched(self, batch, step)
         for row, end in zip(batch.rows.tolist(), batch.seq_lens.tolist(), strict=True):
             tokens = self.table.read(np.full(end, row), np.arange(end))
-            hashes = self.kv.prefixes.hashes()
-            hashes.extend(end, functools.partial(_part, tokens))
-            ids = [group.block_ids for group in self.kv.groups]
-            self.kv.prefixes.keep([Filled(row, hashes, 0, end, "every")], ids)
+            hashes, step = self.kv.prefixes.hashes(), self.kv.prefixes.step
+            for last in range(step, end + 1, step):
+                hashes.add(tokens[last - step : last].data)
+            ends = np.arange(step, end + 1, step)
+            names = [hashes.at(last) for last in ends.tolist()]
+            filled = Filled(np.full(len(ends), row), ends, names, np.ones(len(ends), bool))
+            self.kv.prefixes.keep(filled, [group.block_ids for group in self.kv.groups])
 
     patch.setattr(Scheduler, "launched", with_drafts)
 

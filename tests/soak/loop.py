@@ -12,13 +12,14 @@ from tests.soak.rank import Rank, setup_of
 from tests.soak.scenario import Scenario
 from tests.soak.token_store import TokenStore
 
+from bt_runner.arrays import Ints, Tokens
 from bt_runner.engine import EngineLoop
 from bt_runner.errors import VerificationError
 from bt_runner.input_batch import InputBuffers, dummy_batch
 from bt_runner.kv_cache_manager import KVCacheManager, TableEdits
 from bt_runner.model_runner import InFlightStep, ModelRunner
 from bt_runner.replay.check import StepCheck
-from bt_runner.requests import Ints, Request, RunningRequests, SamplingParams, Tokens
+from bt_runner.requests import Request, RunningRequests, SamplingParams
 from bt_runner.scheduler import Scheduler, SchedulerOutput
 from bt_tables import StepTables
 

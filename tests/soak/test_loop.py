@@ -15,10 +15,10 @@ from tests.soak.rank import setup_of
 from tests.soak.scenario import Scenario, draw_scenario, every_kind
 from tests.soak.small import shortened, small
 
+from bt_runner.arrays import Ints
 from bt_runner.errors import VerificationError
 from bt_runner.input_batch import InputBatch
 from bt_runner.kv_cache_manager import GroupBlocks
-from bt_runner.requests import Ints
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepTables
 from bt_tables.sanitizer import BlockTableFaultError
 

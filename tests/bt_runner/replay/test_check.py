@@ -9,10 +9,10 @@ import pytest
 from tests.support.model_configs import nemotron_h_8b
 from tests.support.replays import CutOptions, ReplayCase, drive, glm_case, own_trace, share_too_much
 
+from bt_runner.arrays import Ints
 from bt_runner.errors import VerificationError
 from bt_runner.kv_cache_manager import GroupBlocks
 from bt_runner.replay.loop import Replay
-from bt_runner.requests import Ints
 from bt_tables import StagedBlockTables, StepBatch, StepTables
 
 FAULTY_CALL = 12

@@ -264,12 +264,10 @@ class BlockPool:
             BadInputError: A block is not held; nothing is changed.
         """
         ids = np.asarray(block_ids, np.int32)
-        listed, counts = ids.tolist(), self._references[ids].tolist()
-        if 0 in counts:
-            for block_id, count in zip(listed, counts, strict=True):
-                if not count and block_id != NULL_BLOCK:
-                    raise BadInputError(f"block {block_id} is not held", block_id=block_id)
-        for block_id, block_hash in zip(listed, hashes, strict=True):
+        lost = ids[(self._references[ids] == 0) & (ids != NULL_BLOCK)]
+        if len(lost):
+            raise BadInputError(f"block {lost[0]} is not held", block_id=int(lost[0]))
+        for block_id, block_hash in zip(ids.tolist(), hashes, strict=True):
             if block_id == NULL_BLOCK or block_id in self._hash_of:
                 continue
             if self._block_of.setdefault(block_hash, block_id) == block_id:

@@ -26,6 +26,7 @@ from bt_runner.arguments import (
     require_int,
     require_kind,
 )
+from bt_runner.arrays import Ints, Tokens
 from bt_runner.block_pool import BlockPool
 from bt_runner.cuda_graphs import GraphOptions
 from bt_runner.drafters import Drafter
@@ -42,7 +43,7 @@ from bt_runner.models.sharding import Ranks, Sharding, SingleRank, require_one_p
 from bt_runner.models.weights import Weights, require_weights
 from bt_runner.prefix_cache import PrefixCache
 from bt_runner.recorder import Recorder
-from bt_runner.requests import Ints, Request, SamplingParams, Tokens
+from bt_runner.requests import Request, SamplingParams
 from bt_runner.sampler import Sampler
 from bt_runner.scheduler import Scheduler, StepOutput, StepOutputs
 from bt_tables import StagedBlockTables

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bt_builders import AttentionBatch
-from bt_runner.requests import Flags, Ints, RunningRequests, ragged
+from bt_runner.arrays import Flags, Ints, ragged
+from bt_runner.requests import RunningRequests
 from bt_runner.sampler import Sampling
 from bt_runner.scheduler import SchedulerOutput
 from bt_tables import StepBatch

@@ -13,13 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from bt_runner.arguments import as_list, require_int
+from bt_runner.arrays import Flags, Ints, Tokens, ragged
 from bt_runner.block_pool import BlockPool
 from bt_runner.errors import BadInputError, RequestRefusedError
-from bt_runner.prefix_cache import Filled, KeptStates, PrefixCache, PrefixHashes, ReadTokens
-from bt_runner.requests import Flags, Ints, Request, Tokens, ragged
+from bt_runner.prefix_cache import Filled, PrefixCache, PrefixHashes
+from bt_runner.requests import Request, RunningRequests
 from bt_tables import StagedBlockTables
 from bt_width import NULL_BLOCK, BlockTableLayout
 from bt_width.layout import MAX_POSITION
+
+_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +272,9 @@ class KVCacheManager:
         self.prefixes = PrefixCache(layouts, self.pools, names)
         self._caches = prefix_caching and self.prefixes.reason_for_none is None
         max_num_reqs = layouts[0].limits.max_num_reqs
-        # by row: tokens whose blocks can be found, and how many more tokens make another one so
-        self._num_findable: Ints = np.zeros(max_num_reqs, np.int64)
+        # by row: its request's hashes, and how many tokens make another block findable
+        self._hashes: list[PrefixHashes] = [self.prefixes.hashes()] * max_num_reqs
         self._next_findable: Ints = np.zeros(max_num_reqs, np.int64)
-        self._requests: dict[int, Request] = {}
-        self._hashed: dict[int, tuple[PrefixHashes, ReadTokens]] = {}
-        self._hits: dict[int, int] = {}
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
@@ -312,19 +312,18 @@ class KVCacheManager:
             return 0
         if request.prefix_hashes is None:
             request.prefix_hashes = self.prefixes.hashes()
-        hashes, num_tokens = request.prefix_hashes, request.num_tokens
-        hashes.extend(num_tokens, request.read)
+        hashes, num_tokens, step = request.prefix_hashes, request.num_tokens, self.prefixes.step
+        tokens = request.token_array.data.cast("B")
+        for end in range(hashes.num_hashed + step, min(num_tokens, hashes.max_hashed) + 1, step):
+            hashes.add(tokens[_TOKEN_BYTES * (end - step) : _TOKEN_BYTES * end])
         # the last token is computed in any case: what follows it is chosen from its logits
         num_hit = self.prefixes.longest(hashes, num_tokens - 1)
         if num_hit:
             for index, block_ids in enumerate(self.prefixes.acquire(hashes, num_hit)):
                 self.groups[index].hold(row, block_ids)
                 self._grown.append((index, np.array([row]), np.array([len(block_ids)]), block_ids))
-            self._hits[row] = num_hit
-        self._requests[row] = request
-        self._hashed[row] = hashes, request.read
-        self._num_findable[row] = num_hit
-        self._next_findable[row] = num_hit + self.prefixes.step
+        self._hashes[row] = hashes
+        self._next_findable[row] = num_hit + step
         return num_hit
 
     def chunk_ends(self, num_computed: Ints, num_tokens: Ints) -> Ints:
@@ -359,7 +358,9 @@ class KVCacheManager:
                     self._rewritten.update(moved.tolist())
         return num_served
 
-    def keep(self, rows: Ints, num_computed: Ints, num_tokens: Ints, is_prefilling: Flags) -> None:
+    def keep(
+        self, rows: Ints, num_computed: Ints, table: RunningRequests, is_prefilling: Flags
+    ) -> None:
         """Let other requests find the blocks that rows have filled.
 
         Call it before ``advance``, which gives some of them back.
@@ -368,36 +369,43 @@ class KVCacheManager:
             rows: [N].
             num_computed: [N]; tokens that the steps launched so far compute for good: no
                 draft that may be rejected.
-            num_tokens: [R]; tokens of every row that the host knows.
+            table: Their tokens; only those that the host knows count.
             is_prefilling: [N]; whether the last step computed a chunk of several tokens.
         """
         if not self._caches:
             return
-        if self._hits:
-            for row in self._hits.keys() & set(rows.tolist()):
-                is_again = self._requests[row].num_preemptions > 0
-                self.prefixes.count_hit(self._hits.pop(row), is_again=is_again)
         places = (num_computed >= self._next_findable[rows]).nonzero()[0]
         if not len(places):
             return
-        rows = rows[places]
-        known = np.minimum(num_computed[places], num_tokens[rows])
-        filled = [
-            self._filled(row, end, "last" if is_chunk else "every")
-            for row, end, is_chunk in zip(
-                rows.tolist(), known.tolist(), is_prefilling[places].tolist(), strict=True
-            )
-            if end >= self._next_findable[row]
-        ]
-        self.prefixes.keep(filled, [group.block_ids for group in self.groups])
+        rows, step = rows[places], self.prefixes.step
+        hashes = [self._hashes[row] for row in rows.tolist()]
+        limits = np.array([each.max_hashed for each in hashes])
+        known = np.minimum(num_computed[places], table.num_tokens[rows])
+        starts = self._next_findable[rows] - step
+        num_steps = np.maximum(np.minimum(known, limits) - starts, 0) // step
+        next_findable = starts + (num_steps + 1) * step
+        self._next_findable[rows] = np.where(next_findable > limits, MAX_POSITION, next_findable)
+        # one entry a step from here on
+        owners = np.repeat(np.arange(len(rows)), num_steps)
+        ends = step * (ragged(starts // step, num_steps) + 1)
+        filled = [hashes[owner] for owner in owners.tolist()]
+        self._hash(filled, rows[owners], ends, table)
+        names = [each.at(end) for each, end in zip(filled, ends.tolist(), strict=True)]
+        has_state = ~is_prefilling[places][owners] | (ends == known[owners])
+        self.prefixes.keep(
+            Filled(rows[owners], ends, names, has_state), [group.block_ids for group in self.groups]
+        )
 
-    def _filled(self, row: int, end: int, states: KeptStates) -> Filled:
-        hashes, read = self._hashed[row]
-        hashes.extend(end, read)
-        start = int(self._num_findable[row])
-        self._num_findable[row] = end
-        self._next_findable[row] = end - end % self.prefixes.step + self.prefixes.step
-        return Filled(row, hashes, start, end, states)
+    def _hash(
+        self, hashes: list[PrefixHashes], rows: Ints, ends: Ints, table: RunningRequests
+    ) -> None:
+        """Hash those of rows' steps that are not yet: of a prompt all are."""
+        is_new = ends > np.array([each.num_hashed for each in hashes])
+        if is_new.any():
+            step = self.prefixes.step
+            spans = table.spans(rows[is_new], ends[is_new] - step, step)
+            for place, span in zip(is_new.nonzero()[0].tolist(), spans, strict=True):
+                hashes[place].add(span)
 
     def advance(self, rows: Ints, num_computed: Ints, *, last_step: int) -> None:
         """Note how many tokens of rows are computed, and free what no later step reads."""
@@ -420,10 +428,6 @@ class KVCacheManager:
                 for stays in [~np.isin(grown, rows)]
                 if stays.any()
             ]
-        for row in rows.tolist():
-            self._requests.pop(row, None)
-            self._hashed.pop(row, None)
-            self._hits.pop(row, None)
         self._cleared += rows.tolist()
         # what they gained since the last step has not reached the tables, and need not
         self._rewritten.difference_update(rows.tolist())
@@ -438,7 +442,6 @@ class KVCacheManager:
         """Take all blocks from all rows, whatever was under way."""
         for group in self.groups:
             group.reset(last_step)
-        self._requests, self._hashed, self._hits = {}, {}, {}
         self._forget_edits()
         self._cleared = list(range(self.groups[0].layout.limits.max_num_reqs))
 

@@ -21,6 +21,7 @@ from bt_builders import (
     CommonAttentionMetadata,
     MambaMetadataBuilder,
 )
+from bt_runner.arrays import Ints, Tokens
 from bt_runner.cuda_graphs import (
     Capture,
     GraphOptions,
@@ -32,7 +33,7 @@ from bt_runner.cuda_graphs import (
 from bt_runner.input_batch import InputBatch, InputBuffers, dummy_batch
 from bt_runner.kv_cache_manager import KVCacheManager, TableEdits
 from bt_runner.models.step import GroupStep, ModelStep
-from bt_runner.requests import Ints, RunningRequests, Tokens
+from bt_runner.requests import RunningRequests
 from bt_runner.sampler import Sampling
 from bt_runner.scheduler import SchedulerOutput
 from bt_tables import BlockTableSanitizer, StagedBlockTables, StepTables

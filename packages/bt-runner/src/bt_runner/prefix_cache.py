@@ -11,32 +11,29 @@ group. Of a row it needs what the next step reads, and the columns before that a
 which is one rule for all kinds: the blocks from ``layout.num_expired_blocks(t)`` up to ``t``.
 Rings and Mamba "none" keep nothing of a prefix: with one of them nothing is ever hit.
 
-A hash names all tokens up to the end of its block. It is SHA-256 over the hash before it and
-the tokens since, and begins with the digests of all groups' layouts. Blocks with equal hashes
-therefore hold equal states: to find other tokens with the same hash is to find a collision of
-SHA-256, of which none is known, so tokens are not compared. Each group has a pool, and each pool
-its own hashes, so that one group's blocks are never taken for another's.
+A hash names all tokens up to the end of its block: it is SHA-256 over the digests of all groups'
+layouts and those tokens, so it is the same for all groups. Blocks with equal hashes hold equal
+states: to find other tokens with the same hash is to find a collision of SHA-256, of which none
+is known, so tokens are not compared. Each group has a pool, and each pool its own hashes, so
+that one group's blocks are never taken for another's.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from bt_runner.arrays import Flags, Ints, Tokens
 from bt_runner.block_pool import BlockHash, BlockPool
 from bt_width import NULL_BLOCK, BlockTableLayout
 from bt_width.layout import MAX_POSITION
 
 _NUM_TOKENS_BYTES = 8
-
-KeptStates: TypeAlias = Literal["every", "last"]
-ReadTokens: TypeAlias = Callable[[int, int], npt.NDArray[np.integer]]
-"""Returns a request's tokens from one position up to another."""
 
 
 class PrefixHashes(Protocol):
@@ -47,22 +44,28 @@ class PrefixHashes(Protocol):
         """Tokens that have hashes."""
         ...
 
+    @property
+    def max_hashed(self) -> int:
+        """Tokens that can ever have hashes."""
+        ...
+
     def at(self, num_tokens: int) -> BlockHash:
         """Return the hash of the first ``num_tokens`` tokens; they end a block."""
         ...
 
-    def extend(self, num_tokens: int, read: ReadTokens) -> None:
-        """Hash the first ``num_tokens`` tokens, whatever of them is not yet.
+    def add(self, tokens: memoryview) -> None:
+        """Hash one step more; ``tokens`` is int32."""
+        ...
 
-        Args:
-            num_tokens: Tokens that are known for good.
-            read: Reads them; called only where there is something to hash.
-        """
+    def restart(self) -> None:
+        """Forget what was hashed: ``add`` may have broken off."""
         ...
 
 
 class TokenHashes:
-    """Hashes of token ids, one every ``step`` tokens; they grow as tokens become known."""
+    """Hashes of token ids, one every step tokens; they grow as tokens become known."""
+
+    max_hashed = MAX_POSITION
 
     def __init__(self, root: BlockHash, step: int) -> None:
         """Start before the first token.
@@ -73,7 +76,7 @@ class TokenHashes:
         """
         self._root = root
         self._step = step
-        self._hashes: list[BlockHash] = []
+        self.restart()
 
     @property
     def num_hashed(self) -> int:
@@ -81,21 +84,18 @@ class TokenHashes:
         return len(self._hashes) * self._step
 
     def at(self, num_tokens: int) -> BlockHash:
-        """Return the hash of the first ``num_tokens`` tokens, a multiple of ``step``."""
+        """Return the hash of the first ``num_tokens`` tokens, a multiple of the step."""
         return self._hashes[num_tokens // self._step - 1]
 
-    def extend(self, num_tokens: int, read: ReadTokens) -> None:
-        """Hash all whole steps of the first ``num_tokens`` tokens."""
-        start = self.num_hashed
-        if num_tokens < start + self._step:
-            return
-        # eight bytes for every token, so that no two lists of tokens have the same bytes
-        data = read(start, num_tokens).astype("<i8").tobytes()
-        size = 8 * self._step
-        parent = self._hashes[-1] if self._hashes else self._root
-        for first in range(0, len(data) - size + 1, size):
-            parent = hashlib.sha256(parent + data[first : first + size]).digest()
-            self._hashes.append(parent)
+    def add(self, tokens: memoryview) -> None:
+        """Hash the next step's tokens."""
+        self._running.update(tokens)
+        self._hashes.append(self._running.digest())
+
+    def restart(self) -> None:
+        """Forget all tokens."""
+        self._running = hashlib.sha256(self._root)
+        self._hashes: list[BlockHash] = []
 
 
 class TraceHashes:
@@ -103,50 +103,47 @@ class TraceHashes:
 
     An id says the same only after the same ids, so each is hashed with those before it. Any
     prefix that ends inside an id's tokens has a hash, too: blocks may be smaller than these.
+    A trace tells nothing of the tokens that follow a prompt.
     """
 
     def __init__(self, hash_ids: Sequence[int], tokens_per_id: int, prompt_len: int) -> None:
         """Hash the ids of a prompt of ``prompt_len`` tokens."""
         self._tokens_per_id = tokens_per_id
-        self._num_hashed = min(prompt_len, len(hash_ids) * tokens_per_id)
+        self.num_hashed = self.max_hashed = min(prompt_len, len(hash_ids) * tokens_per_id)
         self._hashes: list[BlockHash] = []
         parent = b""
-        for hash_id in hash_ids[: -(-self._num_hashed // tokens_per_id)]:
+        for hash_id in hash_ids[: -(-self.num_hashed // tokens_per_id)]:
             parent = hashlib.sha256(parent + b"%d," % hash_id).digest()
             self._hashes.append(parent)
-
-    @property
-    def num_hashed(self) -> int:
-        """Tokens that have hashes."""
-        return self._num_hashed
 
     def at(self, num_tokens: int) -> BlockHash:
         """Return the hash of the first ``num_tokens`` tokens."""
         ids_hash = self._hashes[-(-num_tokens // self._tokens_per_id) - 1]
         return ids_hash + num_tokens.to_bytes(_NUM_TOKENS_BYTES, "little")
 
-    def extend(self, num_tokens: int, read: ReadTokens) -> None:
-        """Do nothing: a trace tells nothing of the tokens that follow a prompt."""
+    def add(self, tokens: memoryview) -> None:
+        """Do nothing: there is nothing more to know."""
+
+    def restart(self) -> None:
+        """Do nothing: what the trace says stays."""
 
 
 class Filled(NamedTuple):
-    """Tokens of a row that were computed since its blocks were last looked at.
+    """Steps of tokens that rows have filled, one entry each (E).
 
     Attributes:
-        row: The row.
-        hashes: Its request's.
-        start: Tokens whose blocks others can find already.
-        end: Tokens that are known and whose state is computed for good by the steps
-            launched so far; rejected drafts are not among them.
-        states: Which of those tokens left their state in the column where it is looked
-            for: "every" one, in decode steps; the "last", in a chunk.
+        rows: [E].
+        ends: [E]; the row's tokens up to the end of the step. They are known, and the steps
+            launched so far compute their state for good; rejected drafts are not among them.
+        hashes: Of those tokens.
+        has_state: [E]; whether the state after them stands in the column where it is looked
+            for: in decode steps always, in a chunk only at its end.
     """
 
-    row: int
-    hashes: PrefixHashes
-    start: int
-    end: int
-    states: KeptStates
+    rows: Ints
+    ends: Ints
+    hashes: Sequence[BlockHash]
+    has_state: Flags
 
 
 class _Group:
@@ -189,7 +186,7 @@ class _Group:
         """Return the id of a prefix's block, or None."""
         return self.pool.lookup(hashes.at((block + 1) * self.tokens_per_block))
 
-    def blocks(self, hashes: PrefixHashes, num_tokens: int) -> npt.NDArray[np.int32]:
+    def blocks(self, hashes: PrefixHashes, num_tokens: int) -> Tokens:
         """Return a row's blocks after a hit of ``num_tokens`` tokens."""
         ids = np.full(num_tokens // self.tokens_per_block, NULL_BLOCK, np.int32)
         for block in self._needed(num_tokens):
@@ -197,13 +194,11 @@ class _Group:
             ids[block] = NULL_BLOCK if block_id is None else block_id
         return ids
 
-    def kept(self, start: int, end: int, states: KeptStates) -> range:
-        """Return the blocks that tokens from ``start`` to ``end`` made complete."""
-        blocks = range(start // self.tokens_per_block, end // self.tokens_per_block)
-        if not self.keeps_states or states == "every":
-            return blocks
+    def keeps(self, filled: Filled) -> Flags:
+        """Return which of the steps make a block complete that can be found."""
+        is_complete: Flags = filled.ends % self.tokens_per_block == 0
         # the state of a boundary that a chunk passed was never written anywhere
-        return blocks[-1:] if end % self.tokens_per_block == 0 else range(0)
+        return is_complete & filled.has_state if self.keeps_states else is_complete
 
     def _last_missing(self, hashes: PrefixHashes, num_tokens: int) -> int | None:
         for block in reversed(self._needed(num_tokens)):
@@ -246,11 +241,6 @@ class PrefixCache:
         self._groups = tuple(groups)
         # a group that needs all blocks bounds a hit at the least cost
         self._by_cost = tuple(sorted(groups, key=lambda group: not group.needs_all))
-        # groups that fill the same blocks at the same time
-        alike: dict[tuple[int, bool], list[_Group]] = {}
-        for group in groups:
-            alike.setdefault((group.tokens_per_block, group.keeps_states), []).append(group)
-        self._alike = tuple(map(tuple, alike.values()))
         sizes = [group.tokens_per_block for group in groups]
         self.unit = math.lcm(*sizes)
         self.step = math.gcd(*sizes)
@@ -279,7 +269,7 @@ class PrefixCache:
                 found = longest
         return found
 
-    def acquire(self, hashes: PrefixHashes, num_tokens: int) -> list[npt.NDArray[np.int32]]:
+    def acquire(self, hashes: PrefixHashes, num_tokens: int) -> list[Tokens]:
         """Take a reference to the blocks of a hit that ``longest`` found.
 
         Returns:
@@ -290,35 +280,20 @@ class PrefixCache:
             group.pool.acquire(ids)
         return rows
 
-    def keep(self, filled: Iterable[Filled], block_ids: Sequence[npt.NDArray[np.int32]]) -> None:
+    def keep(self, filled: Filled, block_ids: Sequence[Tokens]) -> None:
         """Let others find the blocks that rows have filled.
 
         Args:
-            filled: The rows, and which of their tokens are new.
+            filled: Who has filled what.
             block_ids: The blocks of every row, by group [R, blocks per row].
         """
-        if self.reason_for_none is not None:
-            return
-        listed = list(filled)
-        for groups in self._alike:
-            size = groups[0].tokens_per_block
-            rows: list[int] = []
-            columns: list[int] = []
-            names: list[BlockHash] = []
-            for row, hashes, start, end, states in listed:
-                named = hashes.num_hashed // size
-                for block in groups[0].kept(start, end, states):
-                    if block < named:
-                        rows.append(row)
-                        columns.append(block)
-                        names.append(hashes.at((block + 1) * size))
-            if names:
-                for group in groups:
-                    group.pool.register(block_ids[group.index][rows, columns], names)
+        for group in self._groups:
+            is_kept = group.keeps(filled)
+            rows, columns = filled.rows[is_kept], filled.ends[is_kept] // group.tokens_per_block - 1
+            hashes = list(itertools.compress(filled.hashes, is_kept.tolist()))
+            group.pool.register(block_ids[group.index][rows, columns], hashes)
 
-    def chunk_ends(
-        self, num_computed: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def chunk_ends(self, num_computed: Ints, num_tokens: Ints) -> Ints:
         """Return where chunks of at most ``num_tokens`` more tokens should end.
 
         Where a group keeps states, that is the last place in reach that a hit can end at:

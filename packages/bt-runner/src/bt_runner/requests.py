@@ -10,21 +10,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bt_runner.arguments import require_int, require_kind
+from bt_runner.arrays import Ints, Tokens, ragged
 from bt_runner.errors import BadInputError
 from bt_runner.prefix_cache import PrefixHashes
 
-Ints: TypeAlias = NDArray[np.int64]
-Tokens: TypeAlias = NDArray[np.int32]
-Flags: TypeAlias = NDArray[np.bool_]
-
 _CHUNK = 256
 _CHUNK_BITS = 8
+_TOKEN_BYTES = 4
 _NO_TOKEN = -1
 _SEEDS = 2**64
 
@@ -122,12 +119,6 @@ class Request:
         if self.row is None or self._running is None:
             return len(self._tokens)
         return int(self._running.num_tokens[self.row])
-
-    def read(self, start: int, end: int) -> Tokens:
-        """Return the tokens from position ``start`` up to ``end``."""
-        if self.row is None or self._running is None:
-            return self._tokens[start:end]
-        return self._running.tokens_between(self.row, start, end)
 
     @property
     def tokens(self) -> list[int]:
@@ -261,15 +252,21 @@ class RunningRequests:
 
     def tokens_of(self, row: int) -> Tokens:
         """Return a row's known tokens."""
-        return self.tokens_between(row, 0, int(self.num_tokens[row]))
-
-    def tokens_between(self, row: int, start: int, end: int) -> Tokens:
-        """Return a row's tokens from position ``start`` up to ``end``."""
-        first = start >> _CHUNK_BITS
-        chunks = self._chunk_of[row, first : (end + _CHUNK - 1) >> _CHUNK_BITS]
-        before = first << _CHUNK_BITS
-        tokens: Tokens = self._chunks[chunks].reshape(-1)[start - before : end - before]
+        chunks = self._chunk_of[row, : self._num_chunks[row]]
+        tokens: Tokens = self._chunks[chunks].reshape(-1)[: self.num_tokens[row]]
         return tokens
+
+    def spans(self, rows: Ints, starts: Ints, size: int) -> list[memoryview]:
+        """Return ``size`` known tokens of each row from ``starts`` on, as bytes of int32."""
+        offsets = starts & (_CHUNK - 1)
+        num_chunks = (int(offsets.max(initial=0)) + size + _CHUNK - 1) >> _CHUNK_BITS
+        columns = (starts >> _CHUNK_BITS)[:, None] + np.arange(num_chunks)
+        # where a span ends before the last of the chunks, the row may have no such chunk
+        columns = np.minimum(columns, self._chunk_of.shape[1] - 1)
+        tokens = self._chunks[self._chunk_of[rows[:, None], columns]]
+        data = tokens.data.cast("B")
+        firsts = _TOKEN_BYTES * (np.arange(len(rows)) * (num_chunks * _CHUNK) + offsets)
+        return [data[first : first + _TOKEN_BYTES * size] for first in firsts.tolist()]
 
     def read(self, rows: Ints, positions: Ints) -> Tokens:
         """Return the token at each position of a row; known tokens, then drafts."""
@@ -363,11 +360,3 @@ class RunningRequests:
 
     def _zeros(self) -> Ints:
         return np.zeros(self._max_num_reqs, np.int64)
-
-
-def ragged(starts: Ints, counts: Ints) -> Ints:
-    """Return ``starts[i], starts[i] + 1, ...``, ``counts[i]`` of each, one after the other."""
-    ends = counts.cumsum()
-    total = int(ends[-1]) if len(ends) else 0
-    numbers: Ints = np.arange(total) + np.repeat(starts - ends + counts, counts)
-    return numbers

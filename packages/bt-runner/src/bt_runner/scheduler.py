@@ -20,9 +20,10 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from bt_runner.arrays import Flags, Ints, Tokens
 from bt_runner.errors import RequestRefusedError
 from bt_runner.kv_cache_manager import KVCacheManager
-from bt_runner.requests import FinishReason, Flags, Ints, Request, RunningRequests, Tokens
+from bt_runner.requests import FinishReason, Request, RunningRequests
 from bt_width import ServingLimits
 
 
@@ -205,7 +206,7 @@ class Scheduler:
         self.table.num_in_flight[batch.rows] += batch.num_choices > 0
         num_computed = batch.starts + batch.num_known
         self.table.num_computed[batch.rows] = num_computed
-        self.kv.keep(batch.rows, num_computed, self.table.num_tokens, batch.is_prefilling)
+        self.kv.keep(batch.rows, num_computed, self.table, batch.is_prefilling)
         self.kv.advance(batch.rows, num_computed, last_step=step)
 
     def rows_to_draft(self) -> Ints:
@@ -311,6 +312,8 @@ class Scheduler:
             request.num_preemptions += request.row is not None
             if request.row is not None:
                 request.leave_row()
+            if request.prefix_hashes is not None:
+                request.prefix_hashes.restart()
             request.finish_reason = request.finish_reason or request.reason_to_end()
         self.requests = {
             name: request
@@ -367,6 +370,7 @@ class Scheduler:
                 self.table.leave(row)
                 self.kv.release(part.rows, last_step=last_step)
                 break
+            self.kv.prefixes.count_hit(num_computed, is_again=request.num_preemptions > 0)
             self._free_rows.pop()
             self.waiting.popleft()
             self.running = np.append(self.running, row)
@@ -402,7 +406,7 @@ class Scheduler:
             num_computed = batch.starts[moved] + batch.num_known[moved] + kept[has_drafts] - 1
             table.num_computed[batch.rows[moved]] = num_computed
             is_prefilling = batch.is_prefilling[moved]
-            self.kv.keep(batch.rows[moved], num_computed, table.num_tokens, is_prefilling)
+            self.kv.keep(batch.rows[moved], num_computed, table, is_prefilling)
             self.kv.advance(batch.rows[moved], num_computed, last_step=last_step)
         return StepOutputs(batch.requests[places], tokens, kept, reasons)
 
@@ -438,7 +442,7 @@ class Scheduler:
         self.running = self.running[~np.isin(self.running, rows)]
         # what its last tokens filled; a chunk's blocks were findable when it was launched
         is_prefilling = np.zeros(len(rows), bool)
-        self.kv.keep(rows, table.num_computed[rows], table.num_tokens, is_prefilling)
+        self.kv.keep(rows, table.num_computed[rows], table, is_prefilling)
         self.kv.release(rows, last_step=last_step)
         for row in rows.tolist():
             self.table.leave(row)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bt_builders import AttentionSetup
+from bt_runner.arrays import Ints, Tokens
 from bt_runner.cuda_graphs import GraphOptions, Work
 from bt_runner.engine import EngineLoop
 from bt_runner.errors import RequestRefusedError
@@ -27,7 +28,7 @@ from bt_runner.replay.check import StepCheck
 from bt_runner.replay.summary import Summary
 from bt_runner.replay.traffic.arrivals import Arrivals
 from bt_runner.replay.traffic.trace import TraceRequest
-from bt_runner.requests import Ints, Request, SamplingParams, Tokens
+from bt_runner.requests import Request, SamplingParams
 from bt_runner.sampler import Sampling
 from bt_runner.scheduler import Scheduler, SchedulerOutput
 from bt_tables import StagedBlockTables, StepTables
