@@ -35,11 +35,8 @@ WINDOW = SlidingWindowSpec(block_size=16, window=33)
 STATES = MambaSpec(block_size=32, mode="align")
 
 
-def _hash(hashes: TokenHashes, tokens: Sequence[int], step: int) -> TokenHashes:
-    """Hash the whole steps of tokens that are not hashed yet."""
-    data = np.array(tokens, np.int32)
-    for end in range(hashes.num_hashed + step, len(tokens) + 1, step):
-        hashes.add(data[end - step : end].data)
+def _hash(hashes: TokenHashes, tokens: Sequence[int]) -> TokenHashes:
+    hashes.extend(np.array(tokens, np.int32))
     return hashes
 
 
@@ -72,7 +69,7 @@ class _Cache:
 
     def hashes(self, tokens: Sequence[int]) -> TokenHashes:
         """Return the hashes of tokens."""
-        return _hash(self.cache.hashes(), tokens, self.cache.step)
+        return _hash(self.cache.hashes(), tokens)
 
     def start(self, tokens: Sequence[int]) -> _Row:
         """Begin a request with what is cached of its tokens."""
@@ -254,7 +251,7 @@ class TestHitLength:
         cache = PrefixCache(layouts, pools, ["full", "other"])
         assert cache.reason_for_none is not None
         assert reason in cache.reason_for_none
-        hashes = _hash(cache.hashes(), range(64), cache.step)
+        hashes = _hash(cache.hashes(), range(64))
         blocks = [pool.allocate(4)[None] for pool in pools]
         cache.keep(_filled(0, 64, 16, hashes, decodes=True), blocks)
         assert cache.longest(hashes, 64) == 0
@@ -336,14 +333,14 @@ class TestChunkEnds:
 class TestTokenHashes:
     def test_hashes_do_not_depend_on_how_the_tokens_arrived(self) -> None:
         tokens = range(40)
-        whole, parts = _hash(TokenHashes(b"root", 4), tokens, 4), TokenHashes(b"root", 4)
+        whole, parts = _hash(TokenHashes(b"root", 4), tokens), TokenHashes(b"root", 4)
         for end in (1, 4, 7, 9, 30, 40):
-            _hash(parts, tokens[:end], 4)
+            _hash(parts, tokens[:end])
         assert [whole.at(n) for n in range(4, 41, 4)] == [parts.at(n) for n in range(4, 41, 4)]
 
     def test_a_hash_names_root_tokens_and_their_order(self) -> None:
         def name(root: bytes, tokens: list[int]) -> bytes:
-            return _hash(TokenHashes(root, 2), tokens, 2).at(len(tokens))
+            return _hash(TokenHashes(root, 2), tokens).at(len(tokens))
 
         names = [
             name(b"root", [1, 2]),
@@ -357,12 +354,12 @@ class TestTokenHashes:
 
     def test_hashes_that_broke_off_start_anew(self) -> None:
         """Tokens may have been hashed without a hash of them having been kept."""
-        hashes = _hash(TokenHashes(b"root", 2), [1, 2, 3, 4], 2)
+        hashes = _hash(TokenHashes(b"root", 2), [1, 2, 3, 4])
         expected = [hashes.at(2), hashes.at(4)]
         hashes._running.update(b"half a step")
         hashes.restart()
         assert hashes.num_hashed == 0
-        _hash(hashes, [1, 2, 3, 4], 2)
+        _hash(hashes, [1, 2, 3, 4])
         assert [hashes.at(2), hashes.at(4)] == expected
 
     def test_other_plans_have_other_names(self) -> None:

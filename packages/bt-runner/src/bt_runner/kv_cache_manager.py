@@ -22,8 +22,6 @@ from bt_tables import StagedBlockTables
 from bt_width import NULL_BLOCK, BlockTableLayout
 from bt_width.layout import MAX_POSITION
 
-_TOKEN_BYTES = 4
-
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
@@ -312,18 +310,16 @@ class KVCacheManager:
             return 0
         if request.prefix_hashes is None:
             request.prefix_hashes = self.prefixes.hashes()
-        hashes, num_tokens, step = request.prefix_hashes, request.num_tokens, self.prefixes.step
-        tokens = request.token_array.data.cast("B")
-        for end in range(hashes.num_hashed + step, min(num_tokens, hashes.max_hashed) + 1, step):
-            hashes.add(tokens[_TOKEN_BYTES * (end - step) : _TOKEN_BYTES * end])
+        hashes, tokens = request.prefix_hashes, request.token_array
+        hashes.extend(tokens)
         # the last token is computed in any case: what follows it is chosen from its logits
-        num_hit = self.prefixes.longest(hashes, num_tokens - 1)
+        num_hit = self.prefixes.longest(hashes, len(tokens) - 1)
         if num_hit:
             for index, block_ids in enumerate(self.prefixes.acquire(hashes, num_hit)):
                 self.groups[index].hold(row, block_ids)
                 self._grown.append((index, np.array([row]), np.array([len(block_ids)]), block_ids))
         self._hashes[row] = hashes
-        self._next_findable[row] = num_hit + step
+        self._next_findable[row] = num_hit + self.prefixes.step
         return num_hit
 
     def chunk_ends(self, num_computed: Ints, num_tokens: Ints) -> Ints:

@@ -53,6 +53,10 @@ class PrefixHashes(Protocol):
         """Return the hash of the first ``num_tokens`` tokens; they end a block."""
         ...
 
+    def extend(self, tokens: Tokens) -> None:
+        """Hash those whole steps of a request's tokens that are not hashed yet."""
+        ...
+
     def add(self, tokens: memoryview) -> None:
         """Hash one step more; ``tokens`` is int32."""
         ...
@@ -87,8 +91,14 @@ class TokenHashes:
         """Return the hash of the first ``num_tokens`` tokens, a multiple of the step."""
         return self._hashes[num_tokens // self._step - 1]
 
+    def extend(self, tokens: Tokens) -> None:
+        """Hash those whole steps of all tokens that are not hashed yet."""
+        step = self._step
+        for start in range(self.num_hashed, len(tokens) - step + 1, step):
+            self.add(tokens[start : start + step].data)
+
     def add(self, tokens: memoryview) -> None:
-        """Hash the next step's tokens."""
+        """Hash the next step's tokens, int32."""
         self._running.update(tokens)
         self._hashes.append(self._running.digest())
 
@@ -120,6 +130,9 @@ class TraceHashes:
         """Return the hash of the first ``num_tokens`` tokens."""
         ids_hash = self._hashes[-(-num_tokens // self._tokens_per_id) - 1]
         return ids_hash + num_tokens.to_bytes(_NUM_TOKENS_BYTES, "little")
+
+    def extend(self, tokens: Tokens) -> None:
+        """Do nothing: a prompt's tokens are not told."""
 
     def add(self, tokens: memoryview) -> None:
         """Do nothing: there is nothing more to know."""
