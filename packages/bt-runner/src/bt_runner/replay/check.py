@@ -11,10 +11,10 @@ from typing import TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from bt_runner.arrays import Ints, Tokens, ragged
 from bt_runner.errors import VerificationError
 from bt_runner.input_batch import InputBatch
 from bt_runner.kv_cache_manager import KVCacheManager
-from bt_runner.requests import Ints, Tokens, ragged
 from bt_runner.scheduler import SchedulerOutput
 from bt_tables import StepTables
 from bt_width import NULL_BLOCK, PAD_SLOT, BlockTableLayout
