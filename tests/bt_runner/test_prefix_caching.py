@@ -32,14 +32,14 @@ def _run_twice(seed: int) -> None:
     assert (plain.hit_tokens, plain.rehit_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(NUM_SHORT))
 def test_a_step_reads_what_its_own_tokens_made(seed: int) -> None:
     """Groups of all kinds, small pools, preemption, drafts, steps ahead, aborts, failed steps."""
     _run_twice(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(30, 1_000))
+@pytest.mark.parametrize("seed", range(NUM_SHORT, NUM_LONG))
 def test_a_step_reads_what_its_own_tokens_made_long(seed: int) -> None:
     """The same, 1,000 times in all."""
     _run_twice(seed)
@@ -176,7 +176,7 @@ def test_a_planted_fault_is_found(
     plant(monkeypatch)
 
     def run_all() -> None:
-        for seed in range(60):
+        for seed in range(NUM_SHORT):
             scenarios.run(scenarios.random_scenario(seed))
 
     with pytest.raises((AssertionError, RunnerError, KeyError, IndexError)):
