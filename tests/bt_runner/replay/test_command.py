@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.model_configs import data_file, glm_5_2, nemotron_h_8b, write_config
+from tests.support.model_configs import Config, data_file, glm_5_2, nemotron_h_8b, write_config
 from tests.support.replays import own_trace, share_too_much
 
 from bt_runner.cli import run
@@ -226,6 +226,50 @@ def test_small_hash_ids_are_not_taken_for_large_ones(
 
     assert code == 0
     assert 0 < json.loads(capsys.readouterr().out)["hit_tokens"] <= 1_216
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        pytest.param(
+            glm_5_2(),
+            ["--block-size", "512", "--dcp", "8"],
+            "which are 4,096 tokens over all ranks, and no two prompts have more than their first "
+            "1,024 in common",
+            id="blocks-longer-than-what-is-common",
+        ),
+        pytest.param(
+            nemotron_h_8b(), [], "group 'mamba' keeps one state a request", id="one-state-a-request"
+        ),
+        pytest.param(glm_5_2(), ["--block-size", "512", "--dcp", "2"], "", id="blocks-that-fit"),
+        pytest.param(
+            nemotron_h_8b(),
+            ["--block-size", "48", "--mamba-mode", "align", "--mamba-block-size", "512"],
+            "which are 1,536 tokens",
+            id="two-groups-whose-blocks-seldom-end-together",
+        ),
+    ],
+)
+def test_blocks_that_the_trace_can_never_hit_are_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    config: Config,
+    options: list[str],
+    message: str,
+) -> None:
+    """Two prompts have 1,024 tokens in common; nothing is shared in silence."""
+    line = '{"input_length": 5000, "output_length": 2, "hash_ids": [1, 2, %s]}'
+    lines = [line % ", ".join(map(str, range(at, at + 8))) for at in (100, 200)]
+    trace, path = _plain(tmp_path, "\n".join(lines)), write_config(tmp_path, config)
+    limits = ["--max-model-len", "8192", "--max-num-seqs", "1", "--max-num-batched-tokens", "4096"]
+
+    code = run(["replay", str(trace), "--config", str(path), *limits, *options, "--json"])
+
+    said = capsys.readouterr()
+    assert code == 0
+    assert message in said.err
+    assert ("no prompt token is shared" in said.err) == bool(message)
+    assert (json.loads(said.out)["hit_tokens"] == 0) == bool(message)
 
 
 def test_hash_ids_that_contradict_the_option_are_refused(

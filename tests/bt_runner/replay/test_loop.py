@@ -100,6 +100,26 @@ def test_equal_beginnings_are_computed_once() -> None:
     assert without.summary.hit_tokens == 0
 
 
+def test_what_preempted_requests_find_again_is_not_counted_as_shared() -> None:
+    """No two prompts begin alike here: whatever is hit was computed by the same request."""
+    trace = [
+        replace(request, hash_ids=tuple(1_000 * request.line + place for place in range(10)))
+        for request in own_trace(16)
+    ]
+    trace = [replace(each, hash_ids=each.hash_ids[: -(-each.prompt_len // 512)]) for each in trace]
+    longest = max(request.prompt_len + request.output_len for request in trace)
+    replay = replace(glm_case(), num_blocks=10 + longest // 128).make(trace)
+
+    drive(replay, trace)
+
+    summary = replay.summary
+    assert summary.num_preemptions > 0
+    assert summary.hit_tokens == 0
+    assert summary.rehit_tokens > 0
+    shared = f"0 of {summary.prompt_tokens:,} (0.0%), and {summary.rehit_tokens:,} again"
+    assert shared in summary.to_text()
+
+
 def test_a_model_with_states_shares_nothing() -> None:
     case = ReplayCase(config=nemotron_h_8b(), options=CutOptions(), num_drafts=0, size=1)
     trace = own_trace(8)

@@ -12,6 +12,7 @@ from bt_builders import init_attention
 from bt_runner.devices import find_device
 from bt_runner.errors import BadInputError, VerificationError
 from bt_runner.memory import memory_refused, require_memory, require_step_memory
+from bt_runner.prefix_cache import PrefixCache
 from bt_runner.replay.counting import UpdateCounts, counting_executor
 from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.model_groups import attention_group
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         require_report_library()
     requests = _read_requests(args, malformed)
     replay, counts = _prepare(args, requests)
+    _warn_of_no_hits(replay.kv.prefixes, requests)
     recorder = StepRecorder(replay.summary.groups, replay.summary.pool_blocks, _PHASES)
     steps = _Steps(replay, counts, recorder)
     is_whole = True
@@ -108,8 +110,6 @@ def run(args: argparse.Namespace) -> int:
     summary.num_launches = counts.num_launches
     summary.num_copies = counts.num_copies
     summary.num_bytes = counts.num_bytes
-    if not summary.hit_tokens:
-        _warn_of_large_blocks(args, replay.layouts, requests)
     print(json.dumps(summary.to_record(), indent=2) if args.json else summary.to_text())
     if args.report is not None and summary.num_steps:
         title = f"bt-runner replay {args.trace.name}, {args.config}"
@@ -145,17 +145,18 @@ class _Steps:
         )
 
 
-def _warn_of_large_blocks(
-    args: argparse.Namespace, layouts: Sequence[BlockTableLayout], requests: Sequence[TraceRequest]
-) -> None:
-    """Say why nothing was shared where blocks are longer than what prompts have in common."""
-    largest = max(layout.tokens_per_block for layout in layouts)
+def _warn_of_no_hits(prefixes: PrefixCache, requests: Sequence[TraceRequest]) -> None:
+    """Say why no prompt token can be shared where the trace names tokens that could be."""
     common = longest_common_beginning(requests)
-    if 0 < common < largest:
+    if not common:
+        return
+    if prefixes.reason_for_none is not None:
+        print_warning(f"no prompt token is shared: {prefixes.reason_for_none}")
+    elif common < prefixes.unit:
         print_warning(
-            f"no prompt token was shared: --block-size {args.block_size} and --dcp {args.dcp} make "
-            f"blocks of {largest:,} tokens, and no two prompts have more than their first "
-            f"{common:,} in common"
+            f"no prompt token is shared: a shared beginning ends a block in every cache group, "
+            f"which are {prefixes.unit:,} tokens over all ranks, and no two prompts have more than "
+            f"their first {common:,} in common: make the blocks smaller"
         )
 
 

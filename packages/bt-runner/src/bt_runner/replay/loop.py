@@ -233,6 +233,7 @@ class Replay:
         summary.num_output_tokens += int(outputs.counts.sum())
         summary.num_requests += len(outputs.reasons)
         summary.hit_tokens = self.kv.prefixes.hit_tokens
+        summary.rehit_tokens = self.kv.prefixes.rehit_tokens
 
 
 def _done_again(work: Work) -> Work:

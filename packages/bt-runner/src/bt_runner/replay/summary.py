@@ -69,7 +69,7 @@ class Summary:
         used = np.array(self.used_blocks or [[0] * len(self.groups)])
         counts = (
             "num_requests num_refused num_malformed num_steps num_tokens num_output_tokens "
-            "num_preemptions hit_tokens rehit_tokens num_checked_steps"
+            "num_preemptions prompt_tokens hit_tokens rehit_tokens num_checked_steps"
         )
         return {
             **{name: getattr(self, name) for name in counts.split()},
@@ -127,8 +127,9 @@ class Summary:
 
     def _shared(self) -> str:
         """Say what was shared between requests, and what preempted ones found again."""
+        share = self.hit_tokens / max(self.prompt_tokens, 1)
         again = f", and {self.rehit_tokens:,} again after preemptions" if self.rehit_tokens else ""
-        return f"{self.hit_tokens:,}{again}"
+        return f"{self.hit_tokens:,} of {self.prompt_tokens:,} ({share:.1%}){again}"
 
 
 def _median_and_p99(seconds: Sequence[float]) -> dict[str, float]:
