@@ -185,7 +185,7 @@ class _Run:
                 victim = self.draw.choice(list(self.scheduler.requests.values()))
                 self.scheduler.abort(victim, self.step)
             if self.draw.random() < 0.01:
-                # a step broke off: only the requests and their tokens are trusted
+                # a step failed: only the requests and their tokens are trusted
                 for group, key in self.written:
                     self.memory[group].pop(key, None)
                 self.in_flight.clear()

@@ -184,7 +184,7 @@ def test_an_idle_engine_does_nothing() -> None:
     [(KVCacheManager, "take_edits"), (ModelRunner, "launch"), (InFlightStep, "wait")],
     ids=["before", "within", "after"],
 )
-def test_a_step_that_breaks_off_leaves_the_engine_usable(
+def test_a_step_that_fails_leaves_the_engine_usable(
     monkeypatch: pytest.MonkeyPatch, error: type[BaseException], owner: type, name: str
 ) -> None:
     """Its requests start over, and their tokens are those of an undisturbed run."""

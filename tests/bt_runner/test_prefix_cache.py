@@ -352,7 +352,7 @@ class TestTokenHashes:
         ]
         assert len(set(names)) == len(names)
 
-    def test_hashes_that_broke_off_start_anew(self) -> None:
+    def test_hashes_of_a_failed_step_start_anew(self) -> None:
         """Tokens may have been hashed without a hash of them having been kept."""
         hashes = _hash(TokenHashes(b"root", 2), [1, 2, 3, 4])
         expected = [hashes.at(2), hashes.at(4)]

@@ -63,7 +63,7 @@ def test_a_refusal_under_torchrun_is_told_once(options: list[str], words: str) -
     ("variables", "message"),
     [
         pytest.param({"WORLD_SIZE": "2"}, "RANK is not set", id="no-rank"),
-        pytest.param({"WORLD_SIZE": ""}, "WORLD_SIZE is '', which is no number", id="empty"),
+        pytest.param({"WORLD_SIZE": ""}, "WORLD_SIZE is '', which is not a number", id="empty"),
         pytest.param({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'", id="a-word"),
         pytest.param({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0 and must lie in 1", id="none"),
         pytest.param({"WORLD_SIZE": "2", "RANK": "2"}, "RANK is 2 and must lie in 0..1", id="past"),

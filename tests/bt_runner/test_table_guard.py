@@ -135,7 +135,7 @@ def _noting(pools: list[BlockPool]) -> Callable[[BlockPool, int], None]:
     return noted
 
 
-def test_the_books_of_a_pool_are_counted_block_by_block() -> None:
+def test_the_references_of_a_pool_are_counted_block_by_block() -> None:
     """The null block is never held."""
     pool = BlockPool(5)
     first, _ = pool.allocate(2)

@@ -70,7 +70,7 @@ REFUSALS: list[tuple[Call, str, dict[str, object]]] = [
     ),
     (
         stage([[1, 0, 0], [1, 0, -2]], 0),
-        "row 3 gets -2 blocks in group 2; that is no count",
+        "row 3 gets -2 blocks in group 2; that is not a count",
         {"row": 3, "group": 2, "num_blocks": -2},
     ),
     (

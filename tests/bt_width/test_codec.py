@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.support.distinct_layouts import LIMITS, NOTHING_IS_DEFAULT, ONE_FACT_APART
+from tests.support.distinct_layouts import LIMITS, NOTHING_IS_DEFAULT, ONE_FIELD_APART
 from tests.support.plans import plan
 
 from bt_width import (
@@ -31,8 +31,8 @@ def test_everything_comes_back(spec: CacheSpec, kernel_block_size: int) -> None:
     assert copy.width == layout.width
 
 
-@pytest.mark.parametrize("layout", ONE_FACT_APART)
-def test_every_fact_is_kept(layout: BlockTableLayout) -> None:
+@pytest.mark.parametrize("layout", ONE_FIELD_APART)
+def test_every_field_is_kept(layout: BlockTableLayout) -> None:
     assert BlockTableLayout.from_json(layout.to_json()) == layout
 
 

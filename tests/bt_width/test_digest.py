@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.support.distinct_layouts import LIMITS, ONE_FACT_APART
+from tests.support.distinct_layouts import LIMITS, ONE_FIELD_APART
 from tests.support.kinds import EVERY_KIND
 from tests.support.plans import plan, plan_ranks
 
@@ -26,7 +26,7 @@ def test_all_ranks_of_a_plan_have_one_digest(spec: CacheSpec) -> None:
     assert len({layout.digest() for layout in layouts}) == 1
 
 
-@pytest.mark.parametrize("layout", ONE_FACT_APART)
+@pytest.mark.parametrize("layout", ONE_FIELD_APART)
 def test_plans_that_differ_in_anything_else_have_two(layout: BlockTableLayout) -> None:
     same = BlockTableLayout.plan(AttentionSpec(block_size=64), LIMITS, 16)
 
@@ -35,7 +35,7 @@ def test_plans_that_differ_in_anything_else_have_two(layout: BlockTableLayout) -
 
 
 def test_all_those_digests_differ() -> None:
-    layouts = [parameter.values[0] for parameter in ONE_FACT_APART]
+    layouts = [parameter.values[0] for parameter in ONE_FIELD_APART]
 
     assert len({layout.digest() for layout in layouts}) == len(layouts)
 

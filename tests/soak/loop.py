@@ -68,14 +68,14 @@ class RanksRunner(ModelRunner):
         *,
         records: bool = False,
     ) -> InFlightStep:
-        """Run a step on all ranks; now and then break off when some have edited their rows."""
-        breaks_off = self._draw.random() < BROKEN
+        """Run a step on all ranks; now and then fail when some have edited their rows."""
+        fails = self._draw.random() < BROKEN
         staging = len(self._ranks)
-        if breaks_off:
+        if fails:
             staging = self._draw.randrange(len(self._ranks))
         for rank in self._ranks[:staging]:
             rank.stage(batch, edits)
-        if breaks_off:
+        if fails:
             raise BrokenStepError
         # padded as for a captured graph in some steps
         num_reqs = len(batch.rows)

@@ -54,7 +54,7 @@ def test_a_drawn_scenario_is_sound(seed: int) -> None:
     assert counts.num_ended > 0
 
 
-def test_a_loop_that_breaks_off_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.soak.loop.BROKEN", 0.2)
     counts = Counts()
     loop = _loop(small(), counts)

@@ -52,7 +52,7 @@ NOTHING_IS_DEFAULT: list[Any] = [
 ]
 
 
-def _layouts_that_differ_in_one_fact() -> Iterator[Any]:
+def _layouts_that_differ_in_one_field() -> Iterator[Any]:
     """Every field of a layout changed alone."""
     spec = AttentionSpec(block_size=64)
     of_spec: dict[str, Any] = {
@@ -87,4 +87,4 @@ def _layouts_that_differ_in_one_fact() -> Iterator[Any]:
     )
 
 
-ONE_FACT_APART = list(_layouts_that_differ_in_one_fact())
+ONE_FIELD_APART = list(_layouts_that_differ_in_one_field())

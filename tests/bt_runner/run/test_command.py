@@ -199,7 +199,7 @@ def test_prompts_of_any_size_are_refused_before_they_are_tokenized(
 def test_a_fifo_is_refused(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Nobody waits for its writer."""
+    """Reading does not wait for its writer."""
     directory = tmp_path / "model"
     shutil.copytree(model, directory)
     (directory / "prompts.txt").write_text("abc\n")

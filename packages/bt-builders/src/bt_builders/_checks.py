@@ -16,7 +16,7 @@ def indexed_device(device: torch.device | str) -> torch.device:
     """Return ``device`` as its tensors name it: ``cuda`` becomes ``cuda:0``.
 
     Raises:
-        InvalidSpecError: It is no device, or none that is there.
+        InvalidSpecError: It is not a device, or the device is absent.
     """
     if not isinstance(device, str | torch.device):
         raise InvalidSpecError(f"device must be a device or its name, not {device!r}", value=device)
@@ -44,7 +44,7 @@ def as_tuple(name: str, items: Iterable[Item], kind: type | None = None) -> tupl
     """Return ``items`` as a tuple.
 
     Raises:
-        InvalidSpecError: It is no collection, or one of them is no ``kind``.
+        InvalidSpecError: It is not a collection, or one of them is not a ``kind``.
     """
     try:
         found = tuple(items)

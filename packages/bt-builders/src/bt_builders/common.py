@@ -91,7 +91,7 @@ class AttentionBatch:
             num_tokens_padded: Tokens of the batch, padding included.
 
         Raises:
-            InvalidEditError: The arrays differ in length, hold what is no int32 or a negative
+            InvalidEditError: The arrays differ in length, hold what is not an int32 or a negative
                 number, or a padded count is below the real one.
             InvalidSpecError: ``device`` cannot be used.
         """
@@ -317,7 +317,7 @@ class BatchGuard:
             InvalidEditError: It has more rows or tokens than the plan allows, or its
                 numbers on the host contradict each other.
             RowOverflowError: A request is longer than a row was planned for.
-            InvalidSpecError: It is no batch.
+            InvalidSpecError: It is not a batch.
         """
         mark = getattr(common, "_mark", None)
         if mark is not None and mark.layout is self.layout and mark.device == self.device:

@@ -72,8 +72,8 @@ def create_metadata_builders(
         num_ubatches: Micro-batches that are built at once.
 
     Raises:
-        InvalidSpecError: A class's flag and constructor disagree, a flag is no bool, or
-            there is no micro-batch, or far too many.
+        InvalidSpecError: A class's flag and constructor disagree, a flag is not a bool, or
+            the number of micro-batches is out of range.
     """
     require_ubatches(num_ubatches)
     require_layout(layout)
@@ -114,7 +114,7 @@ def _check_class(builder_class: BuilderClass) -> None:
         signature = inspect.signature(cast(WidthBuilderClass[WidthBuilder[object]], builder_class))
     except (TypeError, ValueError):
         raise InvalidSpecError(
-            f"{name_of(builder_class)} is no class with a readable constructor",
+            f"{name_of(builder_class)} is not a class with a readable constructor",
             value=builder_class,
         ) from None
     arguments: tuple[object, object] = (None, None)
@@ -205,7 +205,7 @@ def compose_builders(*parts: BuilderClass) -> BuilderClass:
     """Return a builder class whose ``build`` returns the parts' metadata as a tuple.
 
     Raises:
-        InvalidSpecError: There is no part, or a part's flag or level is not one.
+        InvalidSpecError: No part is given, or a part's flag or level is unknown.
     """
     if not parts:
         raise InvalidSpecError("a composite needs at least one part")

@@ -365,7 +365,7 @@ def plan_prefill_chunks(
         max_scores: Scores of a chunk: its tokens times its keys.
 
     Raises:
-        InvalidSpecError: The lists differ in length, hold what is no int, or a budget is not
+        InvalidSpecError: The lists differ in length, hold what is not an int, or a budget is not
             positive.
     """
     query_lens = as_tuple("query_lens", query_lens, int)

@@ -37,11 +37,11 @@ class KernelRule:
         """Return the backend of this kernel.
 
         Args:
-            builder_class: Who builds its metadata.
+            builder_class: The builder of its metadata.
             tokens_per_state: Tokens that share a state, where the kernel counts states.
 
         Raises:
-            InvalidSpecError: ``tokens_per_state`` is no positive int.
+            InvalidSpecError: ``tokens_per_state`` is not a positive int.
         """
         require_positive("tokens_per_state", tokens_per_state)
         ratio = tokens_per_state if self.unit == "states" else 1

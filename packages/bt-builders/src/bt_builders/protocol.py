@@ -103,7 +103,7 @@ def requires_width(builder_class: BuilderClass) -> bool:
     """Return a class's flag; a class without one does not ask.
 
     Raises:
-        InvalidSpecError: The flag is no bool.
+        InvalidSpecError: The flag is not a bool.
     """
     flag: object = getattr(builder_class, "requires_block_table_width", False)
     if not isinstance(flag, bool):

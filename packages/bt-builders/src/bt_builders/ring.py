@@ -47,7 +47,7 @@ class RingTailMetadataBuilder(SlotBuilder[RingTailMetadata]):
         """Allocate for the largest batch that ``layout`` allows.
 
         Raises:
-            InvalidSpecError: The group is no ring.
+            InvalidSpecError: The group is not a ring.
         """
         require_layout(layout)
         if layout.slot_mode != "ring":

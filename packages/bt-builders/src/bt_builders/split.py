@@ -145,7 +145,7 @@ def split_ubatches(
 
     Raises:
         InvalidEditError: A cut lies outside the batch or before another one.
-        BlockTableError: ``common`` is no batch that a builder would take.
+        BlockTableError: ``common`` is not a batch that a builder would take.
     """
     require_common(common)
     table: object = common.block_table

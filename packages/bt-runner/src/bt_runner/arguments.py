@@ -60,7 +60,7 @@ def as_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> list[int]:
     """Return tokens as a list; bytes and arrays of whole numbers are welcome.
 
     Raises:
-        BadInputError: They are no sequence, or one of them is no token of the vocabulary.
+        BadInputError: They are not a sequence, or one is not a token of the vocabulary.
     """
     try:
         found = [operator.index(token) for token in as_list(name, tokens)]

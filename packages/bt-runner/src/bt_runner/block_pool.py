@@ -113,7 +113,7 @@ class BlockPool:
         """Start with every block free but the null block.
 
         Raises:
-            BadInputError: There is no block besides the null block.
+            BadInputError: The pool has only the null block.
         """
         if num_blocks < 2:
             raise BadInputError(
@@ -145,7 +145,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks with references."""
         return self.capacity - self.num_free - self.num_cooling
 
     @property

@@ -27,7 +27,7 @@ class NGramDrafter:
         """Take how much is looked up, and how far back.
 
         Raises:
-            BadInputError: One of them is no int above 0.
+            BadInputError: One of them is not an int above 0.
         """
         require_int("longest", longest, minimum=1)
         require_int("reach", reach, minimum=1)

@@ -2,7 +2,7 @@
 
     Engine              add_request, abort, step, generate
       Scheduler         which requests compute how many tokens
-      KVCacheManager    the blocks of every group: pools, who holds what
+      KVCacheManager    the blocks of every group: pools, and which row holds which
       ModelRunner       input batch, tables, metadata, forward or CUDA graph, sampler
 
 A step is scheduled, staged and launched while the one before it is in flight: its input is

@@ -131,7 +131,7 @@ class GroupBlocks:
         return _Growth(places, num_null, moved, read + 1, num_fresh)
 
     def grow(self, rows: Ints, growth: _Growth) -> tuple[Ints, Tokens, Ints]:
-        """Add columns to rows; return how many, the new ids row by row, and who moved a block."""
+        """Add columns to rows; return how many, the new ids row by row, and the rows that moved."""
         rows = rows[growth.places]
         fresh = self.pool.allocate(int(growth.num_fresh.sum()))
         num_moved = growth.moved.sum(axis=1)
@@ -153,7 +153,7 @@ class GroupBlocks:
         return counts, ids, rows[num_moved > 0]
 
     def trim(self, rows: Ints, num_computed: Ints, last_step: int) -> Ints | None:
-        """Give back the leading blocks that no later step reads; return whose, or None."""
+        """Give back the leading blocks that no later step reads; return the rows, or None."""
         if not self._expires:
             return None
         expired = np.maximum(num_computed - self._visible, 0) // self._span
@@ -417,7 +417,7 @@ class KVCacheManager:
         for group in self.groups:
             group.release(rows, last_step)
         if self._grown:
-            # who began with a cached prefix and found no room for more never ran
+            # a request that began with a cached prefix and found no room for more never ran
             self._grown = [
                 (index, grown[stays], counts[stays], ids[np.repeat(stays, counts)])
                 for index, grown, counts, ids in self._grown
@@ -504,7 +504,7 @@ def pool_sizes(
             requests as may run.
 
     Raises:
-        BadInputError: They are not as many as the groups, or one is no int.
+        BadInputError: They are not as many as the groups, or one is not an int.
     """
     if isinstance(num_blocks, int):
         require_int("num_blocks", num_blocks)

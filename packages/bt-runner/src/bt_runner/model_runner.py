@@ -73,7 +73,7 @@ class TableGuard:
     def __init__(
         self, kv: KVCacheManager, layouts: Sequence[BlockTableLayout] | None = None
     ) -> None:
-        """Take who holds which blocks, and how another rank planned them."""
+        """Take the KV cache manager, and how another rank planned the tables."""
         self._kv = kv
         layouts = layouts or [group.layout for group in kv.groups]
         self._sanitizer = BlockTableSanitizer(layouts, [pool.num_blocks for pool in kv.pools])

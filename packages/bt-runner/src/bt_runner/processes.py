@@ -110,7 +110,7 @@ def _world_size() -> int:
 def _number_in(name: str, *, minimum: int, maximum: int = 2**31 - 1) -> int:
     text = os.environ.get(name)
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 10:
-        told = "is not set" if text is None else f"is {shown(text)}, which is no number"
+        told = "is not set" if text is None else f"is {shown(text)}, which is not a number"
         raise BadInputError(
             f"the environment's {name} {told}: start several ranks with torchrun, or unset "
             "WORLD_SIZE",

@@ -74,7 +74,7 @@ class Request:
         row: Its row while it runs, else None.
         finish_reason: Why it ended, None while it has not.
         num_preemptions: How often its blocks were taken away.
-        prefix_hashes: The hashes of its prefixes, once somebody asked for them.
+        prefix_hashes: The hashes of its prefixes, once they were asked for.
     """
 
     __slots__ = (
@@ -177,7 +177,7 @@ class RunningRequests:
     Attributes:
         requests: [R] object; the request in each row, or None.
         lives: [R]; how often the row was given up. A step in flight that knew a smaller
-            number belongs to somebody who has left.
+            number belongs to a request that has left.
         num_tokens: [R]; tokens that the host knows. One assignment to it makes a step's
             tokens the requests' own; an error before or after loses nothing.
         num_in_flight: [R]; tokens that steps in flight choose and the host does not know.

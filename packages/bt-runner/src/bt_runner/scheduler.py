@@ -5,7 +5,7 @@ short the one that came last gives up its own and starts over.
 
 Who owns what:
 
-    Scheduler          the order of requests: who waits, who runs, who has which row
+    Scheduler          the order of requests: those that wait, those that run, their rows
     RunningRequests    the numbers of those that run, one entry a row
     KVCacheManager     the blocks of every row, and what tables are told of them
 """
@@ -83,7 +83,7 @@ class StepOutput(NamedTuple):
 
 
 class StepOutputs(Sequence[StepOutput]):
-    """What one step gave its requests; an entry is made when somebody looks at it."""
+    """What one step gave its requests; an entry is made when it is looked at."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class StepOutputs(Sequence[StepOutput]):
         counts: Ints,
         reasons: dict[int, FinishReason],
     ) -> None:
-        """Take the requests [M], their tokens [M, K], how many count, and who ended why."""
+        """Take the requests [M], their tokens [M, K], how many count, and which ended why."""
         self.requests = requests
         self.tokens = tokens
         self.counts = counts
@@ -194,7 +194,7 @@ class Scheduler:
                     due, num_preempted = due[:-1], num_preempted + 1
                     num_wanted = min(num_wanted, len(due))
         batch = _first(batch, num_served)
-        # 4. requests that wait, where everybody who runs was served and there is room for more
+        # 4. requests that wait, where all that run were served and there is room for more
         if num_preempted == 0 and num_served == len(due):
             admitted = self._admit(budget - int(batch.num_tokens.sum()), last_step)
             if admitted:
@@ -230,7 +230,7 @@ class Scheduler:
         rows, requests = batch.rows[places], batch.requests[places]
         is_live = table.lives[rows] == batch.lives[places]
         if not is_live.all():
-            # who left the row since: who ended gets nothing, who was preempted its token
+            # of those that left their row, one that ended gets nothing, a preempted one its token
             late = self._give_late(requests[~is_live], tokens[~is_live], kept[~is_live])
             outputs = self._take(batch, places[is_live], tokens[is_live], kept[is_live], last_step)
             return _joined(outputs, late)

@@ -46,7 +46,7 @@ def int_between(name: str, value: SupportsIndex, low: int, high: int) -> int:
     """Return ``value`` as an int in ``low..high``.
 
     Raises:
-        InvalidEditError: It is no int, or outside.
+        InvalidEditError: It is not an int, or outside.
     """
     try:
         index = None if isinstance(value, bool) else operator.index(value)
@@ -123,7 +123,7 @@ def vector_length(name: str, value: HostArray) -> int:
     """Return how many elements a vector has.
 
     Raises:
-        WidthMismatchError: It is no vector.
+        WidthMismatchError: It is not a vector.
     """
     shape = getattr(value, "shape", None)
     if not isinstance(shape, tuple) or len(shape) != 1:
@@ -234,7 +234,7 @@ def check_layouts(layouts: Sequence[BlockTableLayout]) -> tuple[BlockTableLayout
     """Return the plans of a set of tables, which are made for the same limits.
 
     Raises:
-        InvalidSpecError: There is none, one is no plan, or they do not go together.
+        InvalidSpecError: None is given, one is not a plan, or they do not go together.
     """
     if isinstance(layouts, BlockTableLayout):
         raise InvalidSpecError("layouts must be a list of layouts, one a group; hand over [layout]")
@@ -405,7 +405,7 @@ class EditChecks:
         """Return ``num_blocks`` if a row that holds ``held`` blocks has as many to null.
 
         Raises:
-            InvalidEditError: It is no count.
+            InvalidEditError: It is not a count.
             RowOverflowError: It is more than the row has.
         """
         count = int_between("num_blocks", num_blocks, 0, _MAX_INT32)
@@ -441,7 +441,7 @@ class EditChecks:
                         return self._many_ids(row, block_ids, held)
                 found += of_group
         except (TypeError, ValueError):
-            # one that is no sequence, or more or fewer of them than groups
+            # one that is not a sequence, or more or fewer of them than groups
             return self._many_ids(row, block_ids, held)
         return ListedIds(totals, found)
 
@@ -485,7 +485,7 @@ class EditChecks:
         return part
 
     def _refuse_listed(self, row: int, group: int, ids: Sequence[int]) -> NoReturn:
-        """Name the first of a group's ids that is no int, or not of the pool."""
+        """Name the first of a group's ids that is not an int, or not of the pool."""
         for block_id in ids:
             try:
                 index = None if isinstance(block_id, bool) else operator.index(block_id)
@@ -570,7 +570,7 @@ class EditChecks:
         """
         if count < 0:
             raise InvalidEditError(
-                f"row {row} gets {count} blocks in group {group}; that is no count",
+                f"row {row} gets {count} blocks in group {group}; that is not a count",
                 row=row,
                 group=group,
                 num_blocks=count,

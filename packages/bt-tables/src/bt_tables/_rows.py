@@ -292,7 +292,7 @@ class DeviceRows:
         """Null a row's first blocks, in total; row and group were checked.
 
         Raises:
-            InvalidEditError: It is no count.
+            InvalidEditError: It is not a count.
             RowOverflowError: The row holds fewer.
         """
         totals = self.held(row)

@@ -74,7 +74,7 @@ class BlockTables:
     def invalidate(self) -> None:
         """Write every batch row and every slot anew at the next launch, whatever it holds.
 
-        For when somebody else wrote to what a call returned. A launch that failed, or that
+        For when a caller wrote to what a call returned. A launch that failed, or that
         was interrupted, is noticed without it: the next call writes all that is in doubt.
         """
         self._rows.invalidate()
@@ -122,7 +122,7 @@ class BlockTables:
             InvalidEditError: The group, the count or a length is bad, or the group's
                 blocks do not follow one another.
             RowOverflowError: A length is past the blocks that its row holds.
-            WidthMismatchError: ``seq_lens`` is no vector of ints, or too short; a buffer
+            WidthMismatchError: ``seq_lens`` is not a vector of ints, or too short; a buffer
                 is too small or of a wrong dtype or device.
         """
         return self._gather(group, seq_lens, num_reqs, out, tokens=False)

@@ -110,8 +110,8 @@ def state_slots(
         tokens_per_state: Tokens that share a state.
 
     Raises:
-        InvalidSpecError: ``tokens_per_state`` is no positive int.
-        WidthMismatchError: The slots and positions are no int64 vectors of one length.
+        InvalidSpecError: ``tokens_per_state`` is not a positive int.
+        WidthMismatchError: The slots and positions are not int64 vectors of one length.
     """
     _require("slot_mapping", slot_mapping, torch.Tensor)
     _require("positions", positions, torch.Tensor)
@@ -146,7 +146,7 @@ def write_states(cache: torch.Tensor, slots: torch.Tensor, states: torch.Tensor)
     Raises:
         WidthMismatchError: The shapes do not go together.
         InvalidEditError: A slot lies outside the cache.
-        InvalidSpecError: An argument is no tensor.
+        InvalidSpecError: An argument is not a tensor.
     """
     for name, tensor in (("cache", cache), ("slots", slots), ("states", states)):
         _require(name, tensor, torch.Tensor)

@@ -143,7 +143,7 @@ def read_lengths(
         InvalidEditError: The group's blocks do not follow one another, or a length is
             negative.
         RowOverflowError: A length is past the blocks of its row.
-        WidthMismatchError: ``seq_lens`` is no vector of ints, or too short.
+        WidthMismatchError: ``seq_lens`` is not a vector of ints, or too short.
     """
     if layout.slot_mode != "block":
         raise InvalidEditError(

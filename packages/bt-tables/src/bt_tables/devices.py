@@ -268,7 +268,7 @@ def executor_for(device: str | torch.device | Executor) -> Executor:
     try:
         wanted = torch.device(device)
     except RuntimeError as error:
-        raise InvalidSpecError(f"{shown(device)} is no device", device=device) from error
+        raise InvalidSpecError(f"{shown(device)} is not a device", device=device) from error
     match wanted.type:
         case "cpu":
             return CpuExecutor()

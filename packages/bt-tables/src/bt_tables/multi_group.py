@@ -180,7 +180,7 @@ class MultiGroupBlockTable(BlockTables):
         Rows above keep their blocks, and are shown again when the batch grows.
 
         Raises:
-            InvalidEditError: ``num_reqs`` is no count or above the limit.
+            InvalidEditError: ``num_reqs`` is not a count or above the limit.
         """
         num_reqs = self._checks.num_reqs("num_reqs", num_reqs)
         self._rows.finish()

@@ -169,7 +169,7 @@ class StagedBlockTables(BlockTables):
 
         Raises:
             InvalidEditError: A row or the padded count is bad.
-            WidthMismatchError: ``idx_mapping`` is no int32 vector on the host.
+            WidthMismatchError: ``idx_mapping`` is not an int32 vector on the host.
         """
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
         num_reqs = self._checks.num_reqs("num_reqs_padded", num_reqs_padded, len(requests))
@@ -228,7 +228,7 @@ class StagedBlockTables(BlockTables):
         No row changes but those that are staged.
 
         Raises:
-            InvalidEditError: ``num_reqs`` is no count or above the limit.
+            InvalidEditError: ``num_reqs`` is not a count or above the limit.
         """
         num_reqs = self._checks.num_reqs("num_reqs", num_reqs)
         self._rows.launch(_NO_REQUESTS, _NO_REQUESTS, None)
@@ -238,7 +238,7 @@ class StagedBlockTables(BlockTables):
         """Return the slots of a batch of padding: the persistent view, all ``PAD_SLOT``.
 
         Raises:
-            InvalidEditError: ``num_tokens`` is no count or above the limit.
+            InvalidEditError: ``num_tokens`` is not a count or above the limit.
         """
         num_tokens = self._checks.num_tokens("num_tokens", num_tokens)
         self._rows.launch(None, _NO_REQUESTS, NO_TOKENS)

@@ -29,7 +29,7 @@ def shown(value: object) -> str:
     try:
         return _SHORT_REPR.repr(value)
     except Exception:
-        # somebody else's __repr__ failed, which is not what the message is about
+        # a caller's __repr__ failed, which is not what the message is about
         return f"a {type(value).__name__}"
 
 

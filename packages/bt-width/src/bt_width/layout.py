@@ -388,7 +388,7 @@ class BlockTableLayout:
 
     def to_json(self) -> str:
         """Return the plan as JSON: its causes, and a version."""
-        # json and hashlib are loaded by those who send a plan
+        # json and hashlib are loaded only where a plan is sent
         from ._codec import layout_to_json
 
         return layout_to_json(self)

@@ -38,7 +38,7 @@ def get_block_table_width(
         token_alignment: Tokens that a row spans a multiple of, or None for no rounding.
 
     Raises:
-        InvalidSpecError: An argument is no positive int, or the kernel block does
+        InvalidSpecError: An argument is not a positive int, or the kernel block does
             not divide the block.
     """
     require_int("max_num_blocks", max_num_blocks, minimum=1)

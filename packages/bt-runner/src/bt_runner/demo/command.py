@@ -142,7 +142,7 @@ def _decode(engine: Engine, prompts: Sequence[Prompt], max_new_tokens: int) -> l
 def _second_turn(
     engine: Engine, requests: Sequence[Request], max_new_tokens: int
 ) -> tuple[int, list[int]] | None:
-    """Return whose conversation goes on, and its tokens: a long one that ended lately."""
+    """Return the request that is continued, and its tokens: a long one that ended lately."""
     longest, further = engine.layouts[0].limits.max_model_len, len(_ANSWER) + max_new_tokens
     late = range(max(len(requests) - _LATE, 0), len(requests))
     fitting = [index for index in late if requests[index].num_tokens + further <= longest]

@@ -84,7 +84,7 @@ class Sharding:
     """Positions spread over ranks in runs of ``interleave``, as ``ContextParallel`` says.
 
     Attributes:
-        ranks: Who shares them.
+        ranks: The ranks that share them.
     """
 
     def __init__(self, ranks: Ranks, interleave: int) -> None:

@@ -27,7 +27,7 @@ class StepCheck:
     """Compares one step's tables with the contract.
 
     Attributes:
-        kv: Who holds which blocks.
+        kv: Which row holds which blocks.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class StepCheck:
         kv: KVCacheManager,
         layouts: Sequence[BlockTableLayout] | None = None,
     ) -> None:
-        """Take what the groups are called, who holds which blocks, and another rank's plans."""
+        """Take the groups' names, which row holds which blocks, and another rank's plans."""
         self.kv = kv
         self._names = tuple(names)
         self._layouts = layouts or [group.layout for group in kv.groups]

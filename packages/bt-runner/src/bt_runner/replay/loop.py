@@ -114,7 +114,7 @@ class Replay:
     """Runs the requests of a trace through the engine's loop.
 
     Attributes:
-        kv: Who holds which blocks.
+        kv: Which row holds which blocks.
         summary: The figures so far.
     """
 

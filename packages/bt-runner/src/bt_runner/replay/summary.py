@@ -19,7 +19,7 @@ class Summary:
         groups: What the cache groups are called.
         num_requests: Requests that ran to their end.
         num_refused: Requests that could never have run.
-        num_malformed: Lines of the trace that are no request.
+        num_malformed: Lines of the trace that are not a request.
         num_steps: Steps.
         num_tokens: Tokens computed, drafts and repetitions included.
         num_output_tokens: Tokens that requests got.

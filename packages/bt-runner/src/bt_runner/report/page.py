@@ -72,7 +72,7 @@ def write_report(
         series: The numbers of each step, at least one.
 
     Raises:
-        BadInputError: The extra ``bt-runner[report]`` is not installed, there is no step, or
+        BadInputError: The extra ``bt-runner[report]`` is not installed, the run has no step, or
             the file cannot be written.
     """
     if not series.num_steps:

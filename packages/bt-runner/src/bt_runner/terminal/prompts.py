@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 2**22
 
 
 class PromptLine(NamedTuple):
-    """A line that is no empty one.
+    """A line that is not empty.
 
     Attributes:
         number: Its number in the file, from 1.

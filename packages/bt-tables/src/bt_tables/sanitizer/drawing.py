@@ -35,7 +35,7 @@ def draw_row(
         finding: The finding; it must have a row.
         layout: The layout of its group.
         block_table: The group's [rows, W] table.
-        block_ids: The blocks that the request holds, where somebody knows them.
+        block_ids: The blocks that the request holds, where they are known.
         request_ids: The requests of the first rows, by which the other holders of a block are
             named; by default their rows.
         edits: The row's last edits, oldest first.
@@ -43,7 +43,7 @@ def draw_row(
 
     Raises:
         InvalidEditError: The finding has no row, or the table does not have it.
-        BlockTableError: ``block_ids`` are no row of this layout.
+        BlockTableError: ``block_ids`` do not fit a row of this layout.
     """
     row, marked = finding.row, finding.column
     if row is None or not 0 <= row < block_table.shape[0]:

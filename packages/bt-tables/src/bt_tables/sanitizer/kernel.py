@@ -169,7 +169,7 @@ class Scratch(NamedTuple):
 
     Attributes:
         marks: [G, R] int32, columns below which a row of a table may hold ids.
-        claims: [B] int64, who counted a block: the launch, the writers, the claims.
+        claims: [B] int64, what counted a block: the launch, the writers, the claims.
         found: [G, NUM_CHECKS] int64, the last launch that found a fault.
     """
 

@@ -1,4 +1,4 @@
-"""A part of a row drawn: the expected ids under those found, and who else holds the blocks."""
+"""A part of a row drawn: the expected ids under those found, and other holders of the blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RowPicture:
         title: The finding on one line.
         columns: The columns that are shown.
         marked: The column of the finding, None where it has none.
-        edits: The row's last edits, oldest first, where somebody knows them.
+        edits: The row's last edits, oldest first, where they are known.
     """
 
     title: str

@@ -335,7 +335,7 @@ class Owners(NamedTuple):
 
 
 def owners_of(claims: Claims) -> Owners:
-    """Return who holds the claimed blocks."""
+    """Return the requests that hold the claimed blocks."""
     first = claims.at(claims.turn == 0)
     block, order = torch.sort(first.block)
     return Owners(block, first.row[order])

@@ -113,10 +113,10 @@ def read_arguments(
     ref_counts: Sequence[torch.Tensor] | None,
     ref_blocks: Sequence[torch.Tensor] | None,
 ) -> StepArguments:
-    """Refuse what is no description of a step; the arguments are those of a check.
+    """Refuse what is not a description of a step; the arguments are those of a check.
 
     Raises:
-        InvalidSpecError: An argument is no tensor, or no sequence of them.
+        InvalidSpecError: An argument is not a tensor, or not a sequence of them.
         InvalidEditError: The number of tensors is not that of groups.
         WidthMismatchError: A tensor's shape or dtype is not the one needed.
     """

@@ -55,7 +55,7 @@ def head_dim(fields: Fields, *names: str) -> int:
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     if hidden % heads:
         raise UnknownModelError(
-            f"the config lacks head_dim, and hidden_size {hidden} is no multiple of "
+            f"the config lacks head_dim, and hidden_size {hidden} is not a multiple of "
             f"num_attention_heads {heads}",
             key="head_dim",
         )

@@ -27,7 +27,7 @@ class Fields:
         """Return the keys of ``raw``.
 
         Raises:
-            InvalidSpecError: It is no mapping.
+            InvalidSpecError: It is not a mapping.
         """
         if not isinstance(raw, Mapping):
             what = f"{path} of the config" if path else "a config"
@@ -57,7 +57,7 @@ class Fields:
 
         Raises:
             UnknownModelError: None of them is.
-            InvalidSpecError: It is no whole number, or out of range.
+            InvalidSpecError: It is not a whole number, or out of range.
         """
         for name in names:
             value = self._raw.get(name)

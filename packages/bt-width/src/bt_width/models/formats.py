@@ -64,7 +64,7 @@ def number_bytes(name: str | None) -> int:
 
     Raises:
         UnknownModelError: None is named.
-        InvalidSpecError: It is no such dtype.
+        InvalidSpecError: The dtype is unknown.
     """
     if name is None:
         raise UnknownModelError(

@@ -70,7 +70,7 @@ def mamba2(
         head_dim, rest = divmod(total, num_heads)
         if rest:
             raise UnknownModelError(
-                f"{total} channels of the recurrent state are no multiple of {num_heads} heads",
+                f"{total} channels of the recurrent state are not a multiple of {num_heads} heads",
                 key=heads[0],
             )
     size, num_groups = fields.count(*sizes), fields.count(*groups)

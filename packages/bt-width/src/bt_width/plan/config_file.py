@@ -17,7 +17,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return a config, given its file or the folder that it lies in.
 
     Raises:
-        InvalidSpecError: It cannot be read, is too large, or is no JSON object.
+        InvalidSpecError: It cannot be read, is too large, or is not a JSON object.
     """
     try:
         if path.is_dir():
@@ -45,7 +45,7 @@ def parse_config(text: bytes, source: str) -> dict[str, Any]:
     """Return the config that ``text`` is.
 
     Raises:
-        InvalidSpecError: It is no JSON object, or a key occurs twice.
+        InvalidSpecError: It is not a JSON object, or a key occurs twice.
     """
     try:
         config = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_without_duplicates)

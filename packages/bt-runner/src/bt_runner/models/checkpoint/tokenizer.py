@@ -28,7 +28,7 @@ class TextTokenizer:
         """Return the tokens of a text, with what the tokenizer adds at its start.
 
         Raises:
-            BadInputError: The text is no Unicode text, or the tokenizer has no token for a part
+            BadInputError: The text is not Unicode, or the tokenizer has no token for a part
                 of it and none that stands for what is unknown.
         """
         try:

@@ -77,7 +77,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class MalformedLine:
-    """A line that is no request.
+    """A line that is not a request.
 
     Attributes:
         line: Its number in the file, from 1.
@@ -210,7 +210,7 @@ class _Reader:
         self._number_of_text: dict[str, int] = {}
 
     def request(self, number: int, record: Mapping[str, object]) -> TraceRequest:
-        """Read a record; raise ``ValueError`` where it is no request."""
+        """Read a record; raise ``ValueError`` where it is not a request."""
         by_name = {_plain(name): (name, value) for name, value in record.items()}
         prompt = _count(by_name, _PROMPT, "input_length")
         output = _count(by_name, _OUTPUT, "output_length")
@@ -232,11 +232,11 @@ class _Reader:
             try:
                 moment = datetime.fromisoformat(value.strip())
             except ValueError:
-                raise ValueError(f"{name} {shown(value)} is no time") from None
+                raise ValueError(f"{name} {shown(value)} is not a time") from None
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000
         number = float(value) if isinstance(value, str | int | float) else math.nan
         if isinstance(value, bool) or not 0 <= number < math.inf:
-            raise ValueError(f"{name} {shown(value)} is no time")
+            raise ValueError(f"{name} {shown(value)} is not a time")
         return number * self._ms
 
     def _hash_ids(self, by_name: Mapping[str, tuple[str, object]]) -> tuple[int, ...]:
@@ -244,7 +244,7 @@ class _Reader:
         if value is None:
             return ()
         if not isinstance(value, list) or not all(type(each) in (int, str) for each in value):
-            raise ValueError(f"{name} {shown(value)} is no list of numbers or texts")
+            raise ValueError(f"{name} {shown(value)} is not a list of numbers or texts")
         return tuple(
             # texts count down from -1, so that they meet no number
             self._number_of_text.setdefault(each, -1 - len(self._number_of_text))
