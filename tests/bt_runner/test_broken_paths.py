@@ -158,12 +158,12 @@ def test_a_future_token_that_is_seen_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_forgotten_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The convolution starts every step from nothing."""
+    """The convolution sees a token alone, and nothing before it."""
     convolve = recurrence.convolve
     monkeypatch.setattr(
         mamba2,
         "convolve",
-        lambda inputs, before, *rest: convolve(inputs, torch.zeros_like(before), *rest),
+        lambda lines, taps, bias: convolve(lines, taps * torch.eye(len(taps))[-1, :, None], bias),
     )
     assert _first_layer() == MAMBA_LAYERS[0]
 

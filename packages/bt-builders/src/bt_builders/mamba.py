@@ -70,6 +70,7 @@ class MambaDecodeMetadata:
         num_reqs: Requests (D), padding included.
         num_tokens: Tokens, padding included.
         max_query_len: The most tokens of one request.
+        is_uniform: Whether every request has that many.
         query_start_loc: [D + 1] int32.
         states: Where their states are.
     """
@@ -77,6 +78,7 @@ class MambaDecodeMetadata:
     num_reqs: int
     num_tokens: int
     max_query_len: int
+    is_uniform: bool
     query_start_loc: torch.Tensor
     states: MambaStates
 
@@ -203,6 +205,7 @@ class MambaMetadataBuilder:
                 num_reqs=num_decodes,
                 num_tokens=split.num_decode_tokens,
                 max_query_len=split.decode_query_len,
+                is_uniform=split.is_uniform,
                 query_start_loc=starts,
                 states=decode_states,
             ),

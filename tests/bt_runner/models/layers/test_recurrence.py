@@ -84,21 +84,14 @@ def test_a_step_of_zero_leaves_the_state_alone() -> None:
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_the_convolution_does_not_cross_requests(has_bias: bool) -> None:
-    """Each request looks back on its own earlier inputs; the line keeps them."""
+def test_each_channel_has_its_own_taps(has_bias: bool) -> None:
+    """As torch convolves a line that begins with the earlier inputs."""
     draw = torch.Generator().manual_seed(1)
-    channels, taps, lengths = 5, 4, [3, 1, 6]
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw, dtype=torch.float64)
-
-    inputs, before = normal(sum(lengths), channels), normal(3, taps - 1, channels)
-    weight, bias = normal(channels, 1, taps), normal(channels) if has_bias else None
-    owners = torch.arange(3).repeat_interleave(torch.tensor(lengths))
-    found = convolve(inputs, before, owners, weight, bias)
-    for request, own in enumerate(inputs.split_with_sizes(lengths)):
-        line = torch.cat((before[request], own))
-        wanted = F.silu(F.conv1d(line.T[None], weight, bias, groups=channels))[0].T
-        torch.testing.assert_close(found.outputs[owners == request], wanted)
-        last = found.places[owners == request][-1]
-        assert torch.equal(found.line[last - taps + 2 : last + 1], line[-taps + 1 :])
+    lines, weight, bias = (
+        torch.randn(*shape, generator=draw, dtype=torch.float64)
+        for shape in ((2, 9, 5), (5, 1, 4), (5,))
+    )
+    own_bias = bias if has_bias else None
+    found = convolve(lines, weight[:, 0].T, own_bias)
+    wanted = F.silu(F.conv1d(lines.mT, weight, own_bias, groups=5)).mT
+    torch.testing.assert_close(found, wanted)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from bt_builders import MambaMetadata
-from bt_runner.models.cache.cache_groups import CONV, DENSE, INDEX, LATENT, MAMBA, SPARSE, STATE
+from bt_runner.models.cache.cache_groups import CONV, DENSE, INDEX, LATENT, SPARSE, STATE
 from bt_runner.models.cache.caches import Caches
 from bt_runner.models.config import (
     AttentionLayer,
@@ -21,7 +20,7 @@ from bt_runner.models.config import (
 from bt_runner.models.layers.dense_attention import DenseAttention
 from bt_runner.models.layers.feed_forward import feed_forward
 from bt_runner.models.layers.indexer import IndexProjections
-from bt_runner.models.layers.mamba2 import Mamba2Mixer
+from bt_runner.models.layers.mamba2 import Mamba2Mixer, StateCaches
 from bt_runner.models.layers.mla import LatentProjections
 from bt_runner.models.layers.numerics import rms_norm, widened
 from bt_runner.models.layers.pieces import WORKSPACE_BYTES
@@ -72,7 +71,7 @@ class PagedModel:
     def forward(self, step: ModelStep) -> list[Tensor]:
         """Return the residual stream after each layer, ``[T, hidden]`` each."""
         # turned anew in every replay: positions change, their tensor does not
-        step = replace(step, rotations={})
+        step = replace(step, rotations={}, places={})
         hidden = self._weights[self._config.names.embedding][step.token_ids]
         if self._config.float32_residual:
             hidden = widened(hidden)
@@ -161,15 +160,12 @@ class _MambaBlock:
         prefix = config.names.layer(index)
         self._eps = config.norm_eps
         self._norm = weights[f"{prefix}norm.weight"]
+        own = StateCaches(caches[index, CONV], caches[index, STATE])
         self._mixer = Mamba2Mixer(
-            layer, weights, f"{prefix}mixer.", config.norm_eps, workspace_bytes
+            layer, weights, f"{prefix}mixer.", own, config.norm_eps, workspace_bytes
         )
-        self._conv, self._state = caches[index, CONV], caches[index, STATE]
 
     def __call__(
         self, hidden: Tensor, step: ModelStep, chosen: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        metadata = step.groups[MAMBA].of(MambaMetadata)
-        normed = rms_norm(hidden, self._norm, self._eps)
-        mixed = self._mixer(normed, metadata, step.req_of_token, self._conv, self._state)
-        return hidden + mixed, chosen
+        return hidden + self._mixer(rms_norm(hidden, self._norm, self._eps), step), chosen

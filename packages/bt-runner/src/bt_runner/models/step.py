@@ -9,12 +9,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bt_builders import CommonAttentionMetadata
+from bt_builders import CommonAttentionMetadata, MambaMetadata
 from bt_runner.errors import RunnerError
+from bt_runner.models.cache.cache_groups import MAMBA
 from bt_runner.models.layers.numerics import Rotation
 from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.state_places import DecodePlaces, PrefillPlaces
 
 M = TypeVar("M")
+StatePlaces = tuple[DecodePlaces | None, PrefillPlaces | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class ModelStep:
         groups: By name.
         dtype: Of the model.
         rotations: The rotations computed so far.
+        places: Where the tokens of recurrent layers stand, by the inputs they look back on.
     """
 
     token_ids: Tensor
@@ -60,6 +64,7 @@ class ModelStep:
     groups: Mapping[str, GroupStep]
     dtype: torch.dtype
     rotations: dict[Rope, Rotation] = field(default_factory=dict)
+    places: dict[int, StatePlaces] = field(default_factory=dict)
 
     @property
     def wide_bytes(self) -> int:
@@ -71,3 +76,19 @@ class ModelStep:
         if rope not in self.rotations:
             self.rotations[rope] = Rotation(rope, self.positions, self.dtype)
         return self.rotations[rope]
+
+    def state_places(self, num_before: int) -> StatePlaces:
+        """Return where tokens stand that look back on ``num_before`` inputs, once for all layers.
+
+        The first part is None where nothing decodes, the second where nothing prefills.
+        """
+        if num_before not in self.places:
+            group = self.groups[MAMBA]
+            decode, prefill = group.of(MambaMetadata).decode, group.of(MambaMetadata).prefill
+            self.places[num_before] = (
+                DecodePlaces(decode, group.common) if decode.num_tokens else None,
+                PrefillPlaces(prefill, group.common, self.req_of_token, num_before)
+                if prefill.num_tokens
+                else None,
+            )
+        return self.places[num_before]

@@ -72,13 +72,14 @@ def read_line(
 def write(cache: Tensor, places: Tensor, values: Tensor) -> None:
     """Write to places of a cache; where one is padding or null, nothing changes.
 
-    Place 0 belongs to the null block, so that whatever is not to be kept writes there
-    what it finds there: shapes do not depend on values, and nothing is read by the host.
+    Place 0 belongs to the null block: whatever is not to be kept is written there, and what
+    was there comes back. Shapes do not depend on values, and nothing is read by the host.
 
     Args:
         cache: ``[places, ...]``, by block or by slot.
         places: ``[B]``; none twice but those that are padding or null.
         values: ``[B, ...]``.
     """
-    is_kept = (places > NULL_BLOCK).view(-1, *(1,) * (cache.dim() - 1))
-    cache[places.clamp(min=NULL_BLOCK)] = torch.where(is_kept, values.to(cache.dtype), cache[:1])
+    null = cache[NULL_BLOCK].clone()
+    cache[places.clamp(min=NULL_BLOCK)] = values.to(cache.dtype)
+    cache[NULL_BLOCK] = null

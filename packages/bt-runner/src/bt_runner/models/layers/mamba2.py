@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from bt_builders import MambaMetadata, MambaStates
-from bt_runner.models.cache.cache_groups import CHUNK_SIZE
 from bt_runner.models.cache.paging import write
 from bt_runner.models.config import MambaLayer
 from bt_runner.models.layers.numerics import rms_norm, widened
 from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
-from bt_runner.models.layers.recurrence import Convolved, Inputs, convolve, recur, scan
+from bt_runner.models.layers.recurrence import Inputs, convolve, recur, scan
+from bt_runner.models.layers.state_places import DecodePlaces, PrefillPlaces
+from bt_runner.models.step import ModelStep
 from bt_runner.models.weights import Weights
+
+
+class StateCaches(NamedTuple):
+    """A layer's caches.
+
+    Attributes:
+        conv: ``[blocks, K - 1, C]``, the convolution's last inputs.
+        states: ``[blocks, H, P, N]``.
+    """
+
+    conv: Tensor
+    states: Tensor
 
 
 class Mamba2Mixer:
@@ -24,54 +38,83 @@ class Mamba2Mixer:
         config: MambaLayer,
         weights: Weights,
         prefix: str,
+        caches: StateCaches,
         eps: float,
         workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
-        """Take the tensors named after ``prefix``."""
+        """Take the tensors named after ``prefix``, and the layer's caches."""
         self._workspace_bytes = workspace_bytes
         self._config = config
         self._weights = weights
         self._prefix = prefix
+        self._caches = caches
         self._eps = eps
         self._decay = -torch.exp(widened(self._weight("A_log")))
+        self._skip = widened(self._weight("D"))[:, None]
+        self._step_bias = widened(self._weight("dt_bias"))
+        self._taps = widened(self._weight("conv1d.weight")[:, 0].T.contiguous())
+        self._norm = self._weight("norm.weight").view(config.num_groups, -1)
 
-    def __call__(
-        self,
-        hidden: Tensor,
-        metadata: MambaMetadata,
-        req_of_token: Tensor,
-        conv_cache: Tensor,
-        state_cache: Tensor,
-    ) -> Tensor:
-        """Return the mixer's output for ``hidden`` [T, hidden], and move the states on.
-
-        Args:
-            hidden: The step's tokens, after the layer's norm.
-            metadata: Which tokens decode, and where every request's states lie.
-            req_of_token: ``[T]``, each token's request.
-            conv_cache: ``[blocks, K - 1, C]``, the convolution's last inputs.
-            state_cache: ``[blocks, H, P, N]``.
-        """
+    def __call__(self, hidden: Tensor, step: ModelStep) -> Tensor:
+        """Return the mixer's output for ``hidden`` [T, hidden], and move the states on."""
         config = self._config
         gate, mixed, steps = self._linear("in_proj", hidden).split_with_sizes(
             [config.inner_size, config.conv_channels, config.num_heads], dim=-1
         )
-        before = _source(metadata.states, conv_cache)
-        bias = self._weights.get(f"{self._prefix}conv1d.bias")
-        convolved = convolve(mixed, before, req_of_token, self._weight("conv1d.weight"), bias)
-        self._keep_windows(convolved, metadata, conv_cache)
-        inputs = self._inputs(convolved.outputs, steps)
-        read = torch.cat(
-            (
-                self._decode(inputs, metadata, state_cache),
-                self._prefill(inputs, metadata, state_cache),
-            )
-        )
-        read = read + inputs.values[0] * widened(self._weight("D"))[:, None]
-        return self._output(read.flatten(1), gate)
+        decode, prefill = step.state_places(config.conv_kernel - 1)
+        reads = []
+        num_decode = len(hidden) - (prefill.num_tokens if prefill else 0)
+        if decode is not None:
+            reads.append(self._decode(mixed[:num_decode], steps[:num_decode], decode))
+        if prefill is not None:
+            reads.append(self._prefill(mixed[num_decode:], steps[num_decode:], prefill))
+        return self._output(torch.cat(reads) if len(reads) > 1 else reads[0], gate)
+
+    def _decode(self, mixed: Tensor, steps: Tensor, places: DecodePlaces) -> Tensor:
+        """Run the requests that decode token by token; return ``[tokens, H, P]``."""
+        conv, states = self._caches
+        before = places.source(conv)
+        line = torch.cat((before, places.to_lines(mixed)), dim=1)
+        num_before = before.shape[1]
+        num_tokens = line.shape[1] - num_before
+        windows = [line[:, token : token + num_before] for token in range(1, num_tokens + 1)]
+        write(conv, places.state_ids, torch.stack(windows, dim=1).flatten(0, 1))
+        inputs = self._inputs(self._convolve(line), places.to_lines(steps))
+        outputs = recur(inputs, places.source(states))
+        write(states, places.state_ids, outputs.states.flatten(0, 1))
+        return places.to_tokens(outputs.read.addcmul_(inputs.values, self._skip))
+
+    def _prefill(self, mixed: Tensor, steps: Tensor, places: PrefillPlaces) -> Tensor:
+        """Run the requests that prefill chunk by chunk; return ``[tokens, H, P]``."""
+        conv, states = self._caches
+        line = places.to_line(mixed, places.source(conv))
+        write(conv, places.state_ids, places.last_inputs(line))
+        convolved = places.of_tokens(self._convolve(line[None])[0])
+        inputs = self._inputs(convolved[None], steps[None])
+        starting = places.source(states)
+        last_states = torch.empty_like(starting)
+        state = torch.zeros_like(starting[0])
+        read = inputs.values.new_empty(len(mixed) + 1, *inputs.values.shape[2:])
+        rows = places.chunks.where(places.is_token, len(mixed))
+        bytes_per_line = self._bytes_of_line(places.chunks.shape[1])
+        for span in pieces(len(places.chunks), bytes_per_line, self._workspace_bytes):
+            lines = _take(inputs, places.chunks[span], places.is_token[span])
+            reqs, is_first = places.req_of_chunk[span], places.is_first[span]
+            outputs = scan(lines, starting[reqs], is_first, state)
+            state = outputs.states[-1]
+            read[rows[span]] = outputs.read
+            last = places.last_chunks - span.start
+            is_here = ((last >= 0) & (last < len(outputs.states)))[:, None, None, None]
+            found = outputs.states[last.clamp(0, len(outputs.states) - 1)]
+            last_states = torch.where(is_here, found, last_states)
+        write(states, places.state_ids, last_states)
+        return read[:-1].addcmul_(inputs.values[0], self._skip)
+
+    def _convolve(self, lines: Tensor) -> Tensor:
+        return convolve(lines, self._taps, self._weights.get(f"{self._prefix}conv1d.bias"))
 
     def _inputs(self, convolved: Tensor, steps: Tensor) -> Inputs:
-        """Return the recurrence's inputs as one line of T tokens."""
+        """Return the recurrence's inputs for lines ``[B, L, C]`` and ``[B, L, H]``."""
         config = self._config
         size = config.num_groups * config.state_size
         values, keys, queries = widened(convolved).split_with_sizes(
@@ -79,66 +122,17 @@ class Mamba2Mixer:
         )
 
         def per_head(shared: Tensor) -> Tensor:
-            grouped = shared.view(1, -1, config.num_groups, config.state_size)
-            return grouped.repeat_interleave(config.num_heads // config.num_groups, dim=2)
+            grouped = shared.unflatten(-1, (config.num_groups, 1, config.state_size))
+            heads = config.num_heads // config.num_groups
+            return grouped.expand(-1, -1, -1, heads, -1).flatten(2, 3)
 
         return Inputs(
-            values=values.view(1, -1, config.num_heads, config.head_dim),
-            steps=F.softplus(widened(steps) + widened(self._weight("dt_bias")))[None],
+            values=values.unflatten(-1, (config.num_heads, config.head_dim)),
+            steps=F.softplus(widened(steps) + self._step_bias),
             keys=per_head(keys),
             queries=per_head(queries),
             decay=self._decay,
         )
-
-    def _decode(self, inputs: Inputs, metadata: MambaMetadata, cache: Tensor) -> Tensor:
-        """Run the requests that decode token by token; return ``[tokens, H, P]``."""
-        part = metadata.decode
-        if part.num_tokens == 0:
-            return inputs.values[0, :0]
-        starts, ends = part.query_start_loc[:-1, None], part.query_start_loc[1:, None]
-        offsets = torch.arange(part.max_query_len, device=starts.device)
-        is_token = starts + offsets < ends
-        tokens = (starts + offsets).clamp(max=part.num_tokens - 1)
-        outputs = recur(_take(inputs, tokens, is_token), _source(part.states, cache))
-        ids = part.states.state_ids[:, : part.max_query_len].where(is_token, 0)
-        write(cache, ids.flatten(), outputs.states.flatten(0, 1))
-        req_of_token = torch.searchsorted(
-            part.query_start_loc[1:].contiguous(),
-            torch.arange(part.num_tokens, device=starts.device),
-            right=True,
-        ).clamp(max=part.num_reqs - 1)
-        places = torch.arange(part.num_tokens, device=starts.device) - starts[req_of_token, 0]
-        return outputs.read[req_of_token, places.clamp(max=part.max_query_len - 1)]
-
-    def _prefill(self, inputs: Inputs, metadata: MambaMetadata, cache: Tensor) -> Tensor:
-        """Run the requests that prefill chunk by chunk; return ``[tokens, H, P]``."""
-        part = metadata.prefill
-        if part.num_tokens == 0:
-            return inputs.values[0, :0]
-        chunks = part.chunks
-        starts, ends = chunks.cu_chunk_seqlens[:-1, None], chunks.cu_chunk_seqlens[1:, None]
-        offsets = torch.arange(min(CHUNK_SIZE, part.num_tokens), device=starts.device)
-        is_token = starts + offsets < ends
-        tokens = (starts + offsets).clamp(max=part.num_tokens - 1)
-        req_of_chunk = chunks.seq_idx.to(torch.int64)
-        is_first = torch.cat((req_of_chunk.new_ones(1), req_of_chunk.diff())) != 0
-        starting = _source(part.states, cache)
-        last_states = torch.empty_like(starting)
-        state = torch.zeros_like(starting[0])
-        read = inputs.values.new_zeros(part.num_tokens + 1, *inputs.values.shape[2:])
-        places = tokens.where(is_token, part.num_tokens)
-        bytes_per_line = self._bytes_of_line(tokens.shape[1])
-        for span in pieces(len(tokens), bytes_per_line, self._workspace_bytes):
-            lines = _take(inputs, part.first_token + tokens[span], is_token[span])
-            outputs = scan(lines, starting[req_of_chunk[span]], is_first[span], state)
-            state = outputs.states[-1]
-            read[places[span]] = outputs.read
-            last = chunks.last_chunk_indices - span.start
-            is_here = ((last >= 0) & (last < len(outputs.states)))[:, None, None, None]
-            found = outputs.states[last.clamp(0, len(outputs.states) - 1)]
-            last_states = torch.where(is_here, found, last_states)
-        write(cache, part.states.state_ids[:, 0], last_states)
-        return read[:-1]
 
     def _bytes_of_line(self, num_tokens: int) -> int:
         """Return the bytes that the scan of a line of so many tokens takes."""
@@ -149,25 +143,9 @@ class Mamba2Mixer:
         numbers = config.num_heads * (5 * per_head + per_pair + per_token)
         return numbers * self._decay.element_size()
 
-    def _keep_windows(self, convolved: Convolved, metadata: MambaMetadata, cache: Tensor) -> None:
-        """Write the convolution's last inputs after every token that may be the last one kept."""
-        offsets = torch.arange(-cache.shape[1] + 1, 1, device=cache.device)
-        decode, prefill = metadata.decode, metadata.prefill
-        if decode.num_tokens:
-            starts, ends = decode.query_start_loc[:-1, None], decode.query_start_loc[1:, None]
-            tokens = starts + torch.arange(decode.max_query_len, device=cache.device)
-            ids = decode.states.state_ids[:, : decode.max_query_len].where(tokens < ends, 0)
-            places = convolved.places[tokens.clamp(max=decode.num_tokens - 1).flatten()]
-            write(cache, ids.flatten(), convolved.line[places[:, None] + offsets])
-        if prefill.num_tokens:
-            last = prefill.first_token + prefill.query_start_loc[1:] - 1
-            windows = convolved.line[convolved.places[last][:, None] + offsets]
-            write(cache, prefill.states.state_ids[:, 0], windows)
-
     def _output(self, read: Tensor, gate: Tensor) -> Tensor:
-        gated = (read * F.silu(widened(gate))).view(len(read), self._config.num_groups, -1)
-        norm = self._weight("norm.weight").view(self._config.num_groups, -1)
-        return self._linear("out_proj", rms_norm(gated, norm, self._eps).flatten(1))
+        gated = (read.flatten(1) * F.silu(widened(gate))).view(len(read), len(self._norm), -1)
+        return self._linear("out_proj", rms_norm(gated, self._norm, self._eps).flatten(1))
 
     def _weight(self, name: str) -> Tensor:
         return self._weights[f"{self._prefix}{name}"]
@@ -176,13 +154,6 @@ class Mamba2Mixer:
         weight = self._weight(f"{name}.weight")
         bias = self._weights.get(f"{self._prefix}{name}.bias")
         return F.linear(values.to(weight.dtype), weight, bias)
-
-
-def _source(states: MambaStates, cache: Tensor) -> Tensor:
-    """Return the state that each request starts from, zero where it starts from nothing."""
-    return cache[states.source_ids].masked_fill(
-        ~states.has_initial_states.view(-1, *(1,) * (cache.dim() - 1)), 0
-    )
 
 
 def _take(inputs: Inputs, tokens: Tensor, is_token: Tensor) -> Inputs:

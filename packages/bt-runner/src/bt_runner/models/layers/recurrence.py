@@ -47,49 +47,26 @@ class Outputs(NamedTuple):
     states: Tensor
 
 
-class Convolved(NamedTuple):
-    """What came of the convolution.
-
-    Attributes:
-        outputs: ``[T, C]``.
-        line: ``[T + N (K - 1), C]``: before each request's tokens the inputs it came with.
-        places: ``[T]``, where in the line each token stands.
-    """
-
-    outputs: Tensor
-    line: Tensor
-    places: Tensor
-
-
-def convolve(
-    inputs: Tensor, before: Tensor, req_of_token: Tensor, weight: Tensor, bias: Tensor | None
-) -> Convolved:
-    """Convolve each channel with its own taps along each request, then apply silu.
+def convolve(lines: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve each channel with its own taps along each line, then apply silu.
 
     Args:
-        inputs: ``[T, C]``, request by request.
-        before: ``[N, K - 1, C]``, the last inputs of each request's earlier tokens.
-        req_of_token: ``[T]``, each token's request.
-        weight: ``[C, 1, K]``.
+        lines: ``[B, K - 1 + L, C]``.
+        taps: ``[K, C]``, at least float32.
         bias: ``[C]`` or None.
+
+    Returns:
+        ``[B, L, C]``.
     """
-    num_reqs, num_before, channels = before.shape
-    tokens = torch.arange(len(inputs), device=inputs.device)
-    places = tokens + (req_of_token + 1) * num_before
-    counts = torch.zeros(num_reqs, dtype=torch.int64, device=inputs.device)
-    counts = counts.scatter_add_(0, req_of_token, torch.ones_like(req_of_token))
-    starts = counts.cumsum(0) - counts + torch.arange(num_reqs, device=inputs.device) * num_before
-    line = inputs.new_zeros(len(inputs) + num_reqs * num_before, channels)
-    line[places] = inputs
-    line[starts[:, None] + torch.arange(num_before, device=inputs.device)] = before
     # one tap after the other: a convolution of single channels is slow where tokens are few
-    wide, taps = widened(line), widened(weight[:, 0].T.contiguous())
-    sums = wide[places] * taps[num_before]
-    for tap in range(num_before):
-        sums.addcmul_(wide[places - num_before + tap], taps[tap])
+    wide, last = widened(lines), len(taps) - 1
+    num_tokens = wide.shape[1] - last
+    sums = wide[:, last:] * taps[last]
+    for tap in range(last):
+        sums.addcmul_(wide[:, tap : tap + num_tokens], taps[tap])
     if bias is not None:
         sums += bias
-    return Convolved(F.silu(sums, inplace=True).to(inputs.dtype), line, places)
+    return F.silu(sums, inplace=True).to(lines.dtype)
 
 
 def recur(inputs: Inputs, state: Tensor) -> Outputs:
