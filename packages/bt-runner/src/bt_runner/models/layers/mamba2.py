@@ -121,13 +121,15 @@ class Mamba2Mixer:
             [config.inner_size, size, size], dim=-1
         )
 
+        lines = convolved.shape[:2]
+
         def per_head(shared: Tensor) -> Tensor:
-            grouped = shared.unflatten(-1, (config.num_groups, 1, config.state_size))
+            grouped = shared.view(*lines, config.num_groups, 1, config.state_size)
             heads = config.num_heads // config.num_groups
             return grouped.expand(-1, -1, -1, heads, -1).flatten(2, 3)
 
         return Inputs(
-            values=values.unflatten(-1, (config.num_heads, config.head_dim)),
+            values=values.view(*lines, config.num_heads, config.head_dim),
             steps=F.softplus(widened(steps) + self._step_bias),
             keys=per_head(keys),
             queries=per_head(queries),

@@ -64,8 +64,8 @@ class DecodePlaces:
             self._places = reqs * part.max_query_len + offsets
 
     def to_lines(self, values: Tensor) -> Tensor:
-        """Return ``[D, L, ...]`` for ``values`` [tokens, ...]; padding is anything."""
-        return values.unflatten(0, self._shape) if self._is_uniform else values[self._tokens]
+        """Return ``[D, L, C]`` for ``values`` [tokens, C]; padding is anything."""
+        return values.view(*self._shape, -1) if self._is_uniform else values[self._tokens]
 
     def to_tokens(self, lines: Tensor) -> Tensor:
         """Return ``[tokens, ...]`` for ``lines`` [D, L, ...]."""
