@@ -165,13 +165,13 @@ def test_the_numbers_are_those_of_the_summary(seen: dict[str, Any]) -> None:
 
 def test_twenty_thousand_steps_draw_in_two_seconds(tmp_path: Path) -> None:
     """Of processor time, beyond what the browser takes for a run of one step; the best of three."""
-    times = {}
-    for num_steps in (1, 20_000):
-        took: list[float] = []
-        for attempt in range(3):
+    times: dict[int, list[float]] = {1: [], 20_000: []}
+    for attempt in range(3):
+        for num_steps, took in times.items():
             folder = tmp_path / f"{num_steps} {attempt}"
             folder.mkdir()
             assert look(folder, num_steps, 1600, dark=False, times=took)["faults"] == []
-        times[num_steps] = min(took)
+        if min(times[20_000]) - min(times[1]) < 2 * slowness():
+            return
 
-    assert times[20_000] - times[1] < 2 * slowness()
+    pytest.fail(f"processor time by steps: {times}")

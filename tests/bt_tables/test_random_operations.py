@@ -329,8 +329,8 @@ def test_interpreted_kernels_keep_batch_order_rows_in_any_order_of_programs() ->
 @pytest.mark.parametrize(
     ("executor_class", "seeds", "steps"),
     [
-        pytest.param(CheckedExecutor, range(40), 40, id="reference"),
-        pytest.param(InterpretedExecutor, range(8), 8, id="kernel"),
+        pytest.param(CheckedExecutor, range(16), 40, id="reference"),
+        pytest.param(InterpretedExecutor, range(4), 8, id="kernel"),
     ],
 )
 def test_many_edits_before_each_step(

@@ -1,11 +1,12 @@
 """``bt-width plan``: what a server's tables will be, told before it is started."""
 
+import io
 import json
-import os
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.support.model_configs import glm_5_2, write_config
@@ -27,16 +28,29 @@ from bt_width import (
 from bt_width.__main__ import main
 
 
-def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command as a user runs it, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "bt_width", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "100"},
-    )
+class Done(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str, folder: Path | None = None) -> Done:
+    """The command as ``python -m bt_width`` calls it."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        chdir(folder or Path.cwd()),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("COLUMNS", "100")
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def planned(*arguments: str) -> dict[str, Any]:
@@ -289,7 +303,10 @@ def test_help_shows_examples_that_work(tmp_path: Path) -> None:
 
 
 def test_version_is_the_packages() -> None:
-    done = run("--version")
+    """As a user asks for it: in a process of its own."""
+    command = [sys.executable, "-m", "bt_width", "--version"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 0
     assert done.stdout.split() == ["bt-width", bt_width.__version__]

@@ -1,4 +1,4 @@
-"""Interpreted kernels whose programs run in random order.
+"""Interpreted kernels: device functions that call each other fast, programs in random order.
 
 Triton's interpreter runs programs one after another, lowest first, which hides a
 program that reads what another one of the launch writes. A random order shows it.
@@ -6,10 +6,12 @@ program that reads what another one of the launch writes. A random order shows i
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -37,4 +39,29 @@ def shuffled_programs(seed: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "set_grid_dim", set_grid_dim)
         patch.setattr(builder, "set_grid_idx", set_grid_idx)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def language_patched_once() -> Iterator[None]:
+    """Let a device function find the language as the launch around it has left it.
+
+    Triton puts its interpreted operations into ``triton.language`` for every launch, and looks
+    through all names of it again at every call of a device function, which took a quarter of the
+    time of a kernel with many.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    patch_all: Any = interpreter._patch_lang
+
+    def patch_what_is_not(function: Any) -> Any:
+        modules = [each for each in function.__globals__.values() if inspect.ismodule(each)]
+        found = [each for each in modules if each in (language, language.core)]
+        if found and not any(language.core.is_builtin(each.load) for each in found):
+            return interpreter._LangPatchScope()
+        return patch_all(function)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", patch_what_is_not)
         yield

@@ -192,18 +192,18 @@ def test_every_group_may_have_a_pool_of_its_own(
         pytest.param("mooncake_conversation_trace.jsonl", id="mooncake-conversations"),
     ],
 )
-def test_a_thousand_real_requests_are_served(
+def test_three_hundred_real_requests_are_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     trace, config = data_file("traces", name), write_config(tmp_path, glm_5_2())
-    options = [*GLM, "--max-requests", "1000", "--json", "--strict"]
+    options = [*GLM, "--max-requests", "300", "--json", "--strict"]
 
     code = run(["replay", str(trace), "--config", str(config), *options])
 
     record = json.loads(capsys.readouterr().out)
     assert code == 0
-    assert record["num_requests"] == 1000
-    assert record["num_checked_steps"] >= 5
+    assert record["num_requests"] == 300
+    assert record["num_checked_steps"] >= 3
 
 
 def test_small_hash_ids_are_not_taken_for_large_ones(

@@ -57,9 +57,10 @@ def test_spans_cover_all_items_once(
     assert [(span.start, span.stop) for span in spans] == expected
 
 
-@pytest.mark.parametrize("workspace_bytes", [1, 3_000, 20_000])
-@pytest.mark.parametrize("num_drafts", [0, 2])
-@pytest.mark.parametrize("num_batched", [16, 90])
+@pytest.mark.parametrize(
+    ("workspace_bytes", "num_drafts", "num_batched"),
+    [(1, 0, 16), (1, 2, 90), (3_000, 2, 16), (3_000, 0, 90), (20_000, 0, 16), (20_000, 2, 90)],
+)
 def test_pieces_change_no_token(
     monkeypatch: pytest.MonkeyPatch, workspace_bytes: int, num_drafts: int, num_batched: int
 ) -> None:
