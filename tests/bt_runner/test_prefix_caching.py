@@ -23,6 +23,8 @@ from bt_runner.prefix_cache import (
 )
 from bt_runner.scheduler import Scheduler, SchedulerOutput
 
+NUM_SHORT, NUM_LONG = 30, 1_000
+
 
 def _run_twice(seed: int) -> None:
     """Run a scenario with and without caching; every step and all tokens are checked in both."""

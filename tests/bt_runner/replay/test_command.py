@@ -167,7 +167,7 @@ def test_an_option_out_of_range_ends_with_2_and_is_named(
         run(["replay", "trace.csv", "--config", "config.json", option, text])
 
     assert end.value.code == 2
-    assert re.search(rf"argument {option}: must .*not {text}", capsys.readouterr().err)
+    assert re.search(rf"argument {option}: must .*not '{text}'", capsys.readouterr().err)
 
 
 def test_every_group_may_have_a_pool_of_its_own(
