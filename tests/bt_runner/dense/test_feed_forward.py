@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bt_runner.dense.feed_forward import _shares
-from bt_runner.dense.scope import Scope
 from bt_runner.models.config import MoE
+from bt_runner.models.weights import Scope
 
 
 def _expected(affinity: list[float], bias: list[float], moe: MoE) -> list[float]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bt_runner.dense.numerics import rms_norm, rotate, widen
-from bt_runner.dense.scope import Scope
 from bt_runner.dense.selection import ROWS_AT_ONCE, Choice, choose, index_keys
 from bt_runner.models.config import (
     MLA,
@@ -18,6 +17,7 @@ from bt_runner.models.config import (
     SelectShared,
     SelectTopK,
 )
+from bt_runner.models.weights import Scope
 
 
 @dataclass(slots=True)

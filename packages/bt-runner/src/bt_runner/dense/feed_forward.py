@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bt_runner.dense.scope import Scope
 from bt_runner.models.config import MLP, MoE
+from bt_runner.models.weights import Scope
 
 
 def feed_forward(x: Tensor, block: MLP | MoE, scope: Scope) -> Tensor:

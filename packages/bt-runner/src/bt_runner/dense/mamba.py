@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bt_runner.dense.numerics import rms_norm, widen
-from bt_runner.dense.scope import Scope
 from bt_runner.models.config import MambaLayer
+from bt_runner.models.weights import Scope
 
 
 @dataclass(slots=True)

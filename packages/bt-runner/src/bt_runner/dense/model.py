@@ -18,10 +18,9 @@ from bt_runner.dense.attention import AttentionCache, attend, empty_attention_ca
 from bt_runner.dense.feed_forward import feed_forward
 from bt_runner.dense.mamba import MambaCache, empty_mamba_cache, mix
 from bt_runner.dense.numerics import rms_norm, widen
-from bt_runner.dense.scope import Scope
 from bt_runner.dense.selection import Choice
 from bt_runner.models.config import AttentionLayer, MambaLayer, ModelConfig
-from bt_runner.models.weights import head_of
+from bt_runner.models.weights import Scope, head_of
 
 LayerCache = AttentionCache | MambaCache
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch.nn.functional as F  # noqa: N812
@@ -14,7 +15,6 @@ from bt_runner.models.config import (
     MambaLayer,
     ModelConfig,
     SelectAll,
-    SelectShared,
     SelectTopK,
 )
 from bt_runner.models.layers.dense_attention import DenseAttention
@@ -27,7 +27,7 @@ from bt_runner.models.layers.pieces import WORKSPACE_BYTES
 from bt_runner.models.layers.sparse_attention import Indexer, SparseAttention
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
-from bt_runner.models.weights import Weights, head_of
+from bt_runner.models.weights import Scope, Weights, head_of
 
 
 class PagedModel:
@@ -56,17 +56,19 @@ class PagedModel:
         self._caches = caches
         self._layers: list[_AttentionBlock | _MambaBlock] = []
         for index, layer in enumerate(config.layers):
+            scope = Scope(weights, config.names.layer(index))
+            eps = config.norm_eps
             match layer:
                 case AttentionLayer():
-                    self._layers.append(
-                        _AttentionBlock(
-                            layer, index, config, weights, caches, sharding, workspace_bytes
-                        )
+                    feed = feed_forward(layer.feed_forward, scope.within("mlp"), workspace_bytes)
+                    attention = _attention(
+                        layer, index, scope.within("self_attn"), caches, sharding, workspace_bytes
                     )
+                    self._layers.append(_AttentionBlock(attention, feed, scope, eps))
                 case MambaLayer():
-                    self._layers.append(
-                        _MambaBlock(layer, index, config, weights, caches, workspace_bytes)
-                    )
+                    own = StateCaches(caches[index, CONV], caches[index, STATE])
+                    mixer = Mamba2Mixer(layer, scope.within("mixer"), own, eps, workspace_bytes)
+                    self._layers.append(_MambaBlock(mixer, scope, eps))
 
     def forward(self, step: ModelStep) -> list[Tensor]:
         """Return the residual stream after each layer, ``[T, hidden]`` each."""
@@ -93,44 +95,40 @@ class PagedModel:
         self._caches.copy(group, source_ids, target_ids)
 
 
+def _attention(
+    layer: AttentionLayer,
+    index: int,
+    scope: Scope,
+    caches: Caches,
+    sharding: Sharding,
+    workspace_bytes: int,
+) -> DenseAttention | SparseAttention:
+    projections, cache = LatentProjections(layer.mla, scope), caches[index, LATENT]
+    indexer = None
+    match layer.selection:
+        case SelectAll():
+            return DenseAttention(projections, cache, DENSE, sharding, workspace_bytes)
+        case SelectTopK() as selection:
+            own = IndexProjections(selection, scope.within("indexer"))
+            indexer = Indexer(own, caches[index, INDEX], SPARSE)
+    return SparseAttention(projections, cache, SPARSE, sharding, indexer, workspace_bytes)
+
+
 class _AttentionBlock:
-    """MLA, then a feed-forward block, each added to the residual stream."""
+    """MLA, then a feed-forward block, each after a norm and added to the residual stream."""
 
     def __init__(
         self,
-        layer: AttentionLayer,
-        index: int,
-        config: ModelConfig,
-        weights: Weights,
-        caches: Caches,
-        sharding: Sharding,
-        workspace_bytes: int,
+        attention: DenseAttention | SparseAttention,
+        feed_forward: Callable[[Tensor], Tensor],
+        scope: Scope,
+        eps: float,
     ) -> None:
-        prefix = config.names.layer(index)
-        self._eps = config.norm_eps
-        self._first_norm = weights[f"{prefix}input_layernorm.weight"]
-        self._second_norm = weights[f"{prefix}post_attention_layernorm.weight"]
-        self._feed_forward = feed_forward(
-            layer.feed_forward, weights, f"{prefix}mlp.", workspace_bytes
-        )
-        projections = LatentProjections(layer.mla, weights, f"{prefix}self_attn.")
-        cache = caches[index, LATENT]
-        self._attention: DenseAttention | SparseAttention
-        match layer.selection:
-            case SelectAll():
-                self._attention = DenseAttention(
-                    projections, cache, DENSE, sharding, workspace_bytes
-                )
-            case SelectTopK() as selection:
-                own = IndexProjections(selection, weights, f"{prefix}self_attn.indexer.")
-                indexer = Indexer(own, caches[index, INDEX], SPARSE)
-                self._attention = SparseAttention(
-                    projections, cache, SPARSE, sharding, indexer, workspace_bytes
-                )
-            case SelectShared():
-                self._attention = SparseAttention(
-                    projections, cache, SPARSE, sharding, None, workspace_bytes
-                )
+        self._attention = attention
+        self._feed_forward = feed_forward
+        self._first_norm = scope["input_layernorm.weight"]
+        self._second_norm = scope["post_attention_layernorm.weight"]
+        self._eps = eps
 
     def __call__(
         self, hidden: Tensor, step: ModelStep, chosen: Tensor | None
@@ -146,24 +144,12 @@ class _AttentionBlock:
 
 
 class _MambaBlock:
-    """A Mamba2 mixer, added to the residual stream."""
+    """A Mamba2 mixer after a norm, added to the residual stream."""
 
-    def __init__(
-        self,
-        layer: MambaLayer,
-        index: int,
-        config: ModelConfig,
-        weights: Weights,
-        caches: Caches,
-        workspace_bytes: int,
-    ) -> None:
-        prefix = config.names.layer(index)
-        self._eps = config.norm_eps
-        self._norm = weights[f"{prefix}norm.weight"]
-        own = StateCaches(caches[index, CONV], caches[index, STATE])
-        self._mixer = Mamba2Mixer(
-            layer, weights, f"{prefix}mixer.", own, config.norm_eps, workspace_bytes
-        )
+    def __init__(self, mixer: Mamba2Mixer, scope: Scope, eps: float) -> None:
+        self._mixer = mixer
+        self._norm = scope["norm.weight"]
+        self._eps = eps
 
     def __call__(
         self, hidden: Tensor, step: ModelStep, chosen: Tensor | None

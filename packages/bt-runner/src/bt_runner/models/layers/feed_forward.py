@@ -8,21 +8,19 @@ from torch import Tensor
 
 from bt_runner.models.config import MLP, MoE
 from bt_runner.models.layers.numerics import widened
-from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
-from bt_runner.models.weights import Weights
+from bt_runner.models.layers.pieces import pieces
+from bt_runner.models.weights import Scope
 
 
 class GatedMLP:
     """``down(silu(gate(x)) * up(x))``."""
 
-    def __init__(
-        self, weights: Weights, prefix: str, workspace_bytes: int = WORKSPACE_BYTES
-    ) -> None:
-        """Take the three projections named after ``prefix``."""
+    def __init__(self, scope: Scope, workspace_bytes: int) -> None:
+        """Take the three projections."""
         self._workspace_bytes = workspace_bytes
-        self._gate = weights[f"{prefix}gate_proj.weight"]
-        self._up = weights[f"{prefix}up_proj.weight"]
-        self._down = weights[f"{prefix}down_proj.weight"]
+        self._gate = scope["gate_proj.weight"]
+        self._up = scope["up_proj.weight"]
+        self._down = scope["down_proj.weight"]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the block's output for ``hidden`` [T, hidden]."""
@@ -43,22 +41,16 @@ class MixtureOfExperts:
     the arithmetic of kernels that route, which this loop, made to be compared, can afford.
     """
 
-    def __init__(
-        self,
-        config: MoE,
-        weights: Weights,
-        prefix: str,
-        workspace_bytes: int = WORKSPACE_BYTES,
-    ) -> None:
-        """Take the router's and the experts' tensors named after ``prefix``."""
+    def __init__(self, config: MoE, scope: Scope, workspace_bytes: int) -> None:
+        """Take the router's and the experts' weights."""
         self._config = config
-        self._router = weights[f"{prefix}gate.weight"]
-        self._correction = weights[f"{prefix}gate.e_score_correction_bias"]
+        self._router = scope["gate.weight"]
+        self._correction = scope["gate.e_score_correction_bias"]
         self._experts = [
-            GatedMLP(weights, f"{prefix}experts.{expert}.", workspace_bytes)
+            GatedMLP(scope.within(f"experts.{expert}"), workspace_bytes)
             for expert in range(config.num_experts)
         ]
-        self._shared = GatedMLP(weights, f"{prefix}shared_experts.", workspace_bytes)
+        self._shared = GatedMLP(scope.within("shared_experts"), workspace_bytes)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the block's output for ``hidden`` [T, hidden]."""
@@ -88,11 +80,11 @@ class MixtureOfExperts:
 
 
 def feed_forward(
-    config: MLP | MoE, weights: Weights, prefix: str, workspace_bytes: int = WORKSPACE_BYTES
+    config: MLP | MoE, scope: Scope, workspace_bytes: int
 ) -> GatedMLP | MixtureOfExperts:
     """Build the block that ``config`` describes."""
     match config:
         case MLP():
-            return GatedMLP(weights, prefix, workspace_bytes)
+            return GatedMLP(scope, workspace_bytes)
         case MoE():
-            return MixtureOfExperts(config, weights, prefix, workspace_bytes)
+            return MixtureOfExperts(config, scope, workspace_bytes)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bt_runner.models.config import SelectTopK
 from bt_runner.models.layers.numerics import Rotation, layer_norm, widened
-from bt_runner.models.weights import Weights
+from bt_runner.models.weights import Scope
 
 NOTHING = -1
 """Stands for a position where fewer than ``topk`` tokens are visible."""
@@ -35,37 +35,32 @@ class IndexProjections:
         config: The dimensions.
     """
 
-    def __init__(self, config: SelectTopK, weights: Weights, prefix: str) -> None:
-        """Take the tensors named after ``prefix``."""
+    def __init__(self, config: SelectTopK, scope: Scope) -> None:
+        """Take the dimensions and the indexer's weights."""
         self.config = config
-        self._weights = weights
-        self._prefix = prefix
+        self._scope = scope
 
     def keys(self, hidden: Tensor, rotation: Rotation) -> Tensor:
         """Return ``[T, D]``, what the cache keeps of ``hidden`` [T, hidden]."""
-        key = F.linear(hidden, self._weight("wk.weight"))
-        key = layer_norm(
-            key, self._weight("k_norm.weight"), self._weight("k_norm.bias"), self.config.norm_eps
-        )
+        scope = self._scope
+        key = scope.project(hidden, "wk")
+        key = layer_norm(key, scope["k_norm.weight"], scope["k_norm.bias"], self.config.norm_eps)
         return self._rotate(key, rotation)
 
     def queries(self, hidden: Tensor, query_latent: Tensor, rotation: Rotation) -> IndexQuery:
         """Return what ``hidden`` [T, hidden] looks for; the latent is the attention's."""
         config = self.config
-        heads = F.linear(query_latent, self._weight("wq_b.weight"))
+        heads = self._scope.project(query_latent, "wq_b")
         heads = self._rotate(heads.view(-1, config.num_heads, config.head_dim), rotation)
-        projection = widened(self._weight("weights_proj.weight"))
         scale = config.num_heads**-0.5 * config.head_dim**-0.5
-        return IndexQuery(heads, F.linear(widened(hidden), projection) * scale)
+        weights = F.linear(widened(hidden), widened(self._scope["weights_proj.weight"]))
+        return IndexQuery(heads, weights * scale)
 
     def _rotate(self, values: Tensor, rotation: Rotation) -> Tensor:
         turning, plain = values.split_with_sizes(
             [rotation.dim, self.config.head_dim - rotation.dim], dim=-1
         )
         return torch.cat((rotation(turning), plain), dim=-1)
-
-    def _weight(self, name: str) -> Tensor:
-        return self._weights[self._prefix + name]
 
 
 def score(query: IndexQuery, keys: Tensor) -> Tensor:

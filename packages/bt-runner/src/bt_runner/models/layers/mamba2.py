@@ -15,7 +15,7 @@ from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
 from bt_runner.models.layers.recurrence import Inputs, convolve, recur, scan
 from bt_runner.models.layers.state_places import DecodePlaces, PrefillPlaces
 from bt_runner.models.step import ModelStep
-from bt_runner.models.weights import Weights
+from bt_runner.models.weights import Scope
 
 
 class StateCaches(NamedTuple):
@@ -36,29 +36,27 @@ class Mamba2Mixer:
     def __init__(
         self,
         config: MambaLayer,
-        weights: Weights,
-        prefix: str,
+        scope: Scope,
         caches: StateCaches,
         eps: float,
         workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
-        """Take the tensors named after ``prefix``, and the layer's caches."""
+        """Take the mixer's weights and the layer's caches."""
         self._workspace_bytes = workspace_bytes
         self._config = config
-        self._weights = weights
-        self._prefix = prefix
+        self._scope = scope
         self._caches = caches
         self._eps = eps
-        self._decay = -torch.exp(widened(self._weight("A_log")))
-        self._skip = widened(self._weight("D"))[:, None]
-        self._step_bias = widened(self._weight("dt_bias"))
-        self._taps = widened(self._weight("conv1d.weight")[:, 0].T.contiguous())
-        self._norm = self._weight("norm.weight").view(config.num_groups, -1)
+        self._decay = -torch.exp(widened(scope["A_log"]))
+        self._skip = widened(scope["D"])[:, None]
+        self._step_bias = widened(scope["dt_bias"])
+        self._taps = widened(scope["conv1d.weight"][:, 0].T.contiguous())
+        self._norm = scope["norm.weight"].view(config.num_groups, -1)
 
     def __call__(self, hidden: Tensor, step: ModelStep) -> Tensor:
         """Return the mixer's output for ``hidden`` [T, hidden], and move the states on."""
         config = self._config
-        gate, mixed, steps = self._linear("in_proj", hidden).split_with_sizes(
+        gate, mixed, steps = self._scope.project(hidden, "in_proj").split_with_sizes(
             [config.inner_size, config.conv_channels, config.num_heads], dim=-1
         )
         decode, prefill = step.state_places(config.conv_kernel - 1)
@@ -111,7 +109,7 @@ class Mamba2Mixer:
         return read[:-1].addcmul_(inputs.values[0], self._skip)
 
     def _convolve(self, lines: Tensor) -> Tensor:
-        return convolve(lines, self._taps, self._weights.get(f"{self._prefix}conv1d.bias"))
+        return convolve(lines, self._taps, self._scope.get("conv1d.bias"))
 
     def _inputs(self, convolved: Tensor, steps: Tensor) -> Inputs:
         """Return the recurrence's inputs for lines ``[B, L, C]`` and ``[B, L, H]``."""
@@ -147,15 +145,8 @@ class Mamba2Mixer:
 
     def _output(self, read: Tensor, gate: Tensor) -> Tensor:
         gated = (read.flatten(1) * F.silu(widened(gate))).view(len(read), len(self._norm), -1)
-        return self._linear("out_proj", rms_norm(gated, self._norm, self._eps).flatten(1))
-
-    def _weight(self, name: str) -> Tensor:
-        return self._weights[f"{self._prefix}{name}"]
-
-    def _linear(self, name: str, values: Tensor) -> Tensor:
-        weight = self._weight(f"{name}.weight")
-        bias = self._weights.get(f"{self._prefix}{name}.bias")
-        return F.linear(values.to(weight.dtype), weight, bias)
+        normed = rms_norm(gated, self._norm, self._eps)
+        return self._scope.project(normed.flatten(1), "out_proj")
 
 
 def _take(inputs: Inputs, tokens: Tensor, is_token: Tensor) -> Inputs:

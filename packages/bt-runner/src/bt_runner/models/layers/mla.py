@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from bt_runner.models.config import MLA
 from bt_runner.models.layers.numerics import Rotation, rms_norm, widened
-from bt_runner.models.weights import Weights
+from bt_runner.models.weights import Scope
 
 
 class Queries(NamedTuple):
@@ -33,21 +32,20 @@ class LatentProjections:
         config: The dimensions.
     """
 
-    def __init__(self, config: MLA, weights: Weights, prefix: str) -> None:
-        """Take the tensors named after ``prefix``."""
+    def __init__(self, config: MLA, scope: Scope) -> None:
+        """Take the dimensions and the attention's weights."""
         self.config = config
-        self._weights = weights
-        self._prefix = prefix
-        up = self._weight("kv_b_proj").view(config.num_heads, -1, config.kv_lora_rank)
+        self._scope = scope
+        up = scope["kv_b_proj.weight"].view(config.num_heads, -1, config.kv_lora_rank)
         self._up_key, self._up_value = up.split_with_sizes([config.nope_dim, config.v_dim], dim=1)
 
     def rows(self, hidden: Tensor, rotation: Rotation) -> Tensor:
         """Return ``[T, kv_lora_rank + rope]``, what the cache keeps of ``hidden`` [T, hidden]."""
         config = self.config
-        kept, key = self._linear("kv_a_proj_with_mqa", hidden).split_with_sizes(
+        kept, key = self._scope.project(hidden, "kv_a_proj_with_mqa").split_with_sizes(
             [config.kv_lora_rank, config.rope.dim], dim=-1
         )
-        kept = rms_norm(kept, self._weight("kv_a_layernorm"), config.latent_norm_eps)
+        kept = rms_norm(kept, self._scope["kv_a_layernorm.weight"], config.latent_norm_eps)
         return torch.cat((kept, rotation(key)), dim=-1)
 
     def queries(self, hidden: Tensor, rotation: Rotation) -> Queries:
@@ -55,9 +53,9 @@ class LatentProjections:
         config = self.config
         latent, name = hidden, "q_proj"
         if config.q_lora_rank is not None:
-            latent, name = self._linear("q_a_proj", hidden), "q_b_proj"
-            latent = rms_norm(latent, self._weight("q_a_layernorm"), config.latent_norm_eps)
-        heads = self._linear(name, latent).view(-1, config.num_heads, config.qk_dim)
+            latent, name = self._scope.project(hidden, "q_a_proj"), "q_b_proj"
+            latent = rms_norm(latent, self._scope["q_a_layernorm.weight"], config.latent_norm_eps)
+        heads = self._scope.project(latent, name).view(-1, config.num_heads, config.qk_dim)
         plain, turning = heads.split_with_sizes([config.nope_dim, config.rope.dim], dim=-1)
         absorbed = torch.einsum("thn,hnr->thr", plain, self._up_key)
         return Queries(latent, torch.cat((absorbed, rotation(turning)), dim=-1))
@@ -65,10 +63,4 @@ class LatentProjections:
     def output(self, values: Tensor) -> Tensor:
         """Return ``[T, hidden]`` for attended latents ``[T, H, kv_lora_rank]``."""
         heads = torch.einsum("thr,hvr->thv", values, widened(self._up_value))
-        return self._linear("o_proj", heads.flatten(1).to(self._up_value.dtype))
-
-    def _linear(self, name: str, values: Tensor) -> Tensor:
-        return F.linear(values, self._weight(name), self._weights.get(f"{self._prefix}{name}.bias"))
-
-    def _weight(self, name: str) -> Tensor:
-        return self._weights[f"{self._prefix}{name}.weight"]
+        return self._scope.project(heads.flatten(1), "o_proj")
