@@ -14,10 +14,10 @@ from bt_builders import MambaMetadataBuilder
 from bt_runner.demo.check import Difference
 from bt_runner.models import paged_model
 from bt_runner.models.layers import (
-    attention,
     dense_attention,
     indexer,
     mamba2,
+    mla,
     numerics,
     recurrence,
 )
@@ -147,7 +147,7 @@ def test_a_missing_relu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_future_token_that_is_seen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One column too many is visible to every query."""
-    attend = attention.attend
+    attend = mla.attend
 
     def lenient(query: Tensor, rows: Tensor, visible: Tensor, **kwargs: Any) -> Any:
         shifted = torch.cat((visible[..., :1], visible[..., :-1]), dim=-1)

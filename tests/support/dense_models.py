@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bt_runner.dense import DenseModel
-from bt_runner.models.hybrid import hybrid_config
+from bt_runner.models.config import hybrid_config
 from bt_runner.models.weights import random_weights
 
 

@@ -16,8 +16,8 @@ from bt_runner.models.config import (
     SelectAll,
     SelectShared,
     SelectTopK,
+    hybrid_config,
 )
-from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.layers.rope import Rope
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from benchmarks.prefill_memory import MIB, in_a_process
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs Linux's /proc"
+)
 
 SIZES = ("--heads", "4", "--latent", "128", "--hidden", "128")
 PROMPT = (*SIZES, "--topk", "128", "--prompt", "1024")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bt_runner.models.layers.attention import attend
+from bt_runner.models.layers.mla import attend
 from bt_runner.models.sharding import Sharding, SingleRank
 from bt_width import AttentionSpec, BlockTableLayout, ContextParallel, ServingLimits
 

@@ -17,8 +17,8 @@ from bt_runner.models.config import (
     SelectAll,
     Selection,
     SelectTopK,
+    hybrid_config,
 )
-from bt_runner.models.hybrid import hybrid_config
 from bt_runner.models.layers.rope import Rope
 from bt_runner.models.weights import random_weights, tensor_dtype, tensor_shapes
 

@@ -16,7 +16,7 @@ from tests.support.runs import dense_greedy
 from torch import Tensor
 
 from bt_runner.dense import DenseModel
-from bt_runner.models.hybrid import hybrid_config
+from bt_runner.models.config import hybrid_config
 from bt_runner.models.weights import tensor_dtype, tensor_shapes
 
 SEED = 3

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bt_runner.run.printer import InOrder
+from bt_runner.run.command import InOrder
 
 
 def test_first_text_is_shown_as_it_grows() -> None:

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from bt_runner.engine import Engine
     from bt_runner.errors import BadInputError, PoolExhaustedError, RequestRefusedError, RunnerError
     from bt_runner.models.cache.cache_groups import CacheOptions
-    from bt_runner.models.config import ModelConfig
-    from bt_runner.models.hybrid import hybrid_config
+    from bt_runner.models.config import ModelConfig, hybrid_config
     from bt_runner.models.weights import Weights, random_weights
     from bt_runner.requests import FinishReason, Request, SamplingParams
     from bt_runner.scheduler import StepOutput, StepOutputs
@@ -35,7 +34,7 @@ _MODULES = {
     "StepOutput": "scheduler",
     "StepOutputs": "scheduler",
     "Weights": "models.weights",
-    "hybrid_config": "models.hybrid",
+    "hybrid_config": "models.config",
     "random_weights": "models.weights",
 }
 

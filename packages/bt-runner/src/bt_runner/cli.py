@@ -9,10 +9,9 @@ from importlib import import_module
 from typing import NamedTuple, NoReturn
 
 import bt_runner
-from bt_runner.demo.options import add_options as add_demo_options
 from bt_runner.errors import PoolExhaustedError, RankLostError, RunnerError, VerificationError
 from bt_runner.replay.options import add_options as add_replay_options
-from bt_runner.run.options import add_options as add_run_options
+from bt_runner.terminal.options import add_demo_options, add_run_options
 from bt_width import BlockTableError
 from bt_width.plan.command import ABOUT as ABOUT_PLAN
 from bt_width.plan.command import add_options as add_plan_options

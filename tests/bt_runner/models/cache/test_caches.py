@@ -14,7 +14,7 @@ from bt_runner.models.cache.cache_groups import (
     cache_groups,
 )
 from bt_runner.models.cache.caches import Caches
-from bt_runner.models.hybrid import hybrid_config
+from bt_runner.models.config import hybrid_config
 from bt_width import MultipleOf, ServingLimits
 
 LIMITS = ServingLimits(max_model_len=512, max_num_reqs=2, max_num_batched_tokens=64)

@@ -1,4 +1,4 @@
-"""A model in numbers, layer by layer; it knows no tensors and no files."""
+"""A model in numbers, layer by layer, and the built-in one; it knows no tensors and no files."""
 
 from __future__ import annotations
 
@@ -273,3 +273,23 @@ class ModelConfig:
                         "there; the first sparse layer needs an indexer of its own",
                         layer=index,
                     )
+
+
+def hybrid_config() -> ModelConfig:
+    """Return the built-in model, small and of bytes: Mamba2, sparse MLA, dense MLA, twice over.
+
+    Sixteen index heads make it all but impossible that two scores are exactly equal, and 64 chosen
+    tokens are few beside the longest prompts, so that the choice matters.
+    """
+    rope = Rope(dim=8)
+    mla = MLA(num_heads=4, q_lora_rank=48, kv_lora_rank=32, nope_dim=16, v_dim=16, rope=rope)
+    indexer = SelectTopK(num_heads=16, head_dim=16, topk=64, rope=Rope(dim=8, interleaved=False))
+    mlp = MLP(intermediate_size=128)
+    mamba = MambaLayer(num_heads=8, head_dim=16, state_size=16, num_groups=2)
+    sparse = AttentionLayer(mla=mla, selection=indexer, feed_forward=mlp)
+    dense = AttentionLayer(mla=mla, selection=SelectAll(), feed_forward=mlp)
+    return ModelConfig(
+        vocab_size=256,
+        hidden_size=64,
+        layers=(mamba, sparse, dense, mamba, sparse, dense),
+    )

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from bt_runner.memory import WORKSPACE_BYTES
 from bt_runner.models.cache.cache_groups import CONV, DENSE, INDEX, LATENT, SPARSE, STATE
 from bt_runner.models.cache.caches import Caches
 from bt_runner.models.config import (
@@ -23,7 +24,6 @@ from bt_runner.models.layers.indexer import IndexProjections
 from bt_runner.models.layers.mamba2 import Mamba2Mixer, StateCaches
 from bt_runner.models.layers.mla import LatentProjections
 from bt_runner.models.layers.numerics import rms_norm, widened
-from bt_runner.models.layers.pieces import WORKSPACE_BYTES
 from bt_runner.models.layers.sparse_attention import Indexer, SparseAttention
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep

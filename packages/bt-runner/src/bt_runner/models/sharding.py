@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from bt_runner.errors import BadInputError
-from bt_runner.models.layers.attention import PartialAttention, merge
+from bt_runner.models.layers.mla import PartialAttention, merge
 from bt_width import BlockTableLayout
 
 

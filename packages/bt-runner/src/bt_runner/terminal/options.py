@@ -1,13 +1,64 @@
-"""The options that both commands which run an engine have."""
+"""The options of ``demo`` and ``run``, the two commands that run an engine with a model."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from bt_runner.terminal.values import count
+from bt_runner.terminal.values import count, seed, temperature
 
 
-def add_device_options(parser: argparse.ArgumentParser, *, dtype: str) -> None:
+def add_demo_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``demo``."""
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="texts to continue, one a line (default: texts that are installed with Python)",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=count, default=32, metavar="N", help="per text (default: 32)"
+    )
+    _add_device_options(parser, dtype="float64, where rounding decides nothing")
+    parser.set_defaults(dtype="float64")
+    parser.add_argument("--seed", type=seed, default=0, help="of the weights (default: 0)")
+    _add_limit_options(parser, max_model_len="4096", num_blocks="enough")
+    parser.add_argument("--graphs", action="store_true", help="capture decode steps (CUDA)")
+    _add_engine_switches(parser)
+    parser.add_argument("--no-check", action="store_true", help="skip the dense reference")
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``run``."""
+    parser.add_argument(
+        "--model",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="config.json, *.safetensors and tokenizer.json",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="a text to continue")
+    source.add_argument("--prompts", type=Path, metavar="FILE", help="several, one a line")
+    parser.add_argument(
+        "--max-new-tokens", type=count, default=64, metavar="N", help="per text (default: 64)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=temperature,
+        default=0.0,
+        help="0 always takes the likeliest (default)",
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="of the draws (default: 0)")
+    parser.add_argument(
+        "--drafts", type=count, default=0, metavar="K", help="tokens guessed ahead (default: none)"
+    )
+    _add_engine_switches(parser)
+    _add_device_options(parser, dtype="bfloat16 on CUDA, else float32")
+    _add_limit_options(parser, max_model_len="as needed", num_blocks="as needed")
+
+
+def _add_device_options(parser: argparse.ArgumentParser, *, dtype: str) -> None:
     """Add where the engine computes, and in what; ``dtype`` says what it is by default."""
     parser.add_argument("--device", help="cpu, cuda, ... (default: CUDA where there is one)")
     parser.add_argument(
@@ -17,7 +68,7 @@ def add_device_options(parser: argparse.ArgumentParser, *, dtype: str) -> None:
     )
 
 
-def add_limit_options(
+def _add_limit_options(
     parser: argparse.ArgumentParser, *, max_model_len: str, num_blocks: str
 ) -> None:
     """Add what is served, and on how many ranks; the words say what the two are by default."""
@@ -53,7 +104,7 @@ def add_limit_options(
     )
 
 
-def add_engine_switches(parser: argparse.ArgumentParser) -> None:
+def _add_engine_switches(parser: argparse.ArgumentParser) -> None:
     """Add whether prefixes are cached, and whether the sanitizer is on."""
     parser.add_argument(
         "--no-prefix-caching",

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from bt_builders import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
+from bt_runner.memory import WORKSPACE_BYTES, pieces
 from bt_runner.models.cache.paging import read_line, read_rows, write
-from bt_runner.models.layers.attention import PartialAttention, attend, merge
-from bt_runner.models.layers.mla import LatentProjections
+from bt_runner.models.layers.mla import LatentProjections, PartialAttention, attend, merge
 from bt_runner.models.layers.numerics import Rotation
-from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from bt_runner.memory import pieces
 from bt_runner.models.config import MLP, MoE
 from bt_runner.models.layers.numerics import widened
-from bt_runner.models.layers.pieces import pieces
 from bt_runner.models.weights import Scope
 
 

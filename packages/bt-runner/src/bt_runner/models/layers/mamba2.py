@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from bt_runner.memory import WORKSPACE_BYTES, pieces
 from bt_runner.models.cache.paging import write
 from bt_runner.models.config import MambaLayer
 from bt_runner.models.layers.numerics import rms_norm, widened
-from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
 from bt_runner.models.layers.recurrence import Inputs, convolve, recur, scan
 from bt_runner.models.layers.state_places import DecodePlaces, PrefillPlaces
 from bt_runner.models.step import ModelStep

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from bt_builders import DSADecodeMetadata, DSAIndexerMetadata, DSAPrefillChunk
 from bt_runner.errors import RunnerError
+from bt_runner.memory import WORKSPACE_BYTES, pieces
 from bt_runner.models.cache.paging import read_line, read_rows, read_slots, slots_at, write
-from bt_runner.models.layers.attention import attend
 from bt_runner.models.layers.indexer import NOTHING, IndexProjections, IndexQuery, choose, score
-from bt_runner.models.layers.mla import LatentProjections
-from bt_runner.models.layers.pieces import WORKSPACE_BYTES, pieces
+from bt_runner.models.layers.mla import LatentProjections, attend
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
 

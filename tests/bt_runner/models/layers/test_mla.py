@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bt_runner.models.layers.attention import PartialAttention, attend, merge
+from bt_runner.models.layers.mla import PartialAttention, attend, merge
 
 B, Q, H, S, R, D = 2, 3, 2, 7, 4, 6
 
