@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -85,6 +85,7 @@ def output(
     finished: Sequence[str] = (),
     preempted: Sequence[str] = (),
     resumed: Sequence[str] = (),
+    drafts: Mapping[str, list[int]] | None = None,
 ) -> Any:
     """Return what a scheduler says of one step."""
     return SimpleNamespace(
@@ -100,6 +101,7 @@ def output(
         ),
         finished_req_ids=set(finished),
         preempted_req_ids=set(preempted) or None,
+        scheduled_spec_decode_tokens=dict(drafts or {}),
     )
 
 
@@ -198,6 +200,7 @@ def batch_order_runner_class() -> Any:
             )
             self.seq_lens = torch.tensor([20, 0], dtype=torch.int32)
             self.query_start_loc = SimpleNamespace(gpu=torch.tensor([0, 4, 4], dtype=torch.int32))
+            self.slots = torch.full((8,), -1)
 
         def _update_states(self, scheduler_output: Any) -> None: ...
 
@@ -207,9 +210,9 @@ def batch_order_runner_class() -> Any:
             second.block_table.gpu[0, :2] = torch.tensor([3, 9])
             return "built"
 
-        def run(self, output: Any) -> str:
+        def run(self, output: Any, padded: int = 5) -> str:
             self._update_states(output)
-            slots = torch.full((5,), -1)
+            slots = self.slots[:padded]
             slots[:4] = 7 * 16 + torch.arange(4)
             return self._build_attention_metadata(
                 num_reqs=1,
@@ -242,6 +245,14 @@ def test_a_sound_step_in_batch_order_passes_and_is_counted() -> None:
 
     assert runner._bt_tables_check is not None
     assert runner._bt_tables_check._step == 1
+
+
+def test_a_group_without_slots_does_not_move_where_the_padding_changes() -> None:
+    """The slots that stand for none are those of captured graphs, too."""
+    runner = started_in_batch_order()
+    given = output(new=[("a", [[5, 7], [3, 9]], 16)])
+
+    assert [runner.run(given, padded) for padded in (5, 8, 4)] == ["built"] * 3
 
 
 def test_a_wrong_row_in_batch_order_ends_the_step() -> None:
@@ -315,16 +326,34 @@ def test_a_table_of_kernel_blocks_of_another_width_is_found() -> None:
         started(runner_type)
 
 
-def test_an_error_of_the_checks_ends_the_checks_and_not_the_engine(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("action", ["raise", "log"])
+def test_an_error_of_the_checks_says_whose_fault_it_is_and_never_ends_the_engine(
+    caplog: pytest.LogCaptureFixture, action: str
 ) -> None:
-    runner = started(runner_class())
+    runner = started(runner_class(), action=action)
 
     assert runner.execute_model(SimpleNamespace()) == "computed"
     assert runner.execute_model(FIRST) == "computed"
 
     assert runner._bt_tables_check is None
-    assert caplog.text.count("Block tables are not checked any more: AttributeError") == 1
+    (message,) = caplog.messages
+    assert "This is a fault of bt_tables and says nothing of vLLM's tables" in message
+    assert "AttributeError" in caplog.text
+
+
+@pytest.mark.parametrize("action", ["raise", "log"])
+def test_a_runner_that_cannot_be_checked_is_one_sentence(
+    caplog: pytest.LogCaptureFixture, action: str
+) -> None:
+    runner_type = runner_class()
+    runner_type.pcp_manager = object()
+
+    runner = started(runner_type, action=action)
+
+    assert runner.execute_model(FIRST) == "computed"
+    assert caplog.messages == [
+        "Block tables are not checked: prefill context parallelism has tables of its own"
+    ]
 
 
 def test_a_runner_without_a_method_that_is_patched_is_refused() -> None:
@@ -452,6 +481,19 @@ def test_blocks_that_no_later_step_reads_are_taken_for_given_back(
     given.follow(output(new=[("a", [[1, 2, 3, 4]], 48)]))
 
     assert given.holders().nonzero()[:, 0].tolist() == held
+
+
+def test_drafts_that_may_be_rejected_are_not_taken_for_computed() -> None:
+    """An asynchronous scheduler counts them before it knows; the window then moves too early."""
+    given = given_blocks(SlidingWindowSpec(dcp_sharded=False, sliding_window=17))
+    given.follow(output(new=[("a", [[1, 2, 3, 4]], 30)], drafts={"a": [-1, -1]}))
+
+    given.follow(output(cached=[("a", None, 33)]))
+    held = given.holders().nonzero()[:, 0].tolist()
+    given.follow(output(cached=[("a", None, 33)]))
+
+    assert held == [1, 2, 3, 4]
+    assert given.holders().nonzero()[:, 0].tolist() == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,15 @@ class _Request:
 
     Attributes:
         blocks: [groups] its block ids, in order.
-        num_computed: Tokens computed when it was last scheduled.
+        num_computed: Tokens that were surely computed when it was last scheduled.
+        num_drafts: Drafts of the step in which it was last scheduled.
         edits: Its last edits, oldest first.
     """
 
     def __init__(self, blocks: list[list[int]], num_computed: int) -> None:
         self.blocks = blocks
         self.num_computed = num_computed
+        self.num_drafts = 0
         self.edits: deque[str] = deque(maxlen=_EDITS_KEPT)
 
 
@@ -66,6 +68,9 @@ class GivenBlocks:
                 self._replace(request_id, blocks, num_computed)
             else:
                 self._append(request_id, blocks, num_computed)
+        for request_id, drafts in output.scheduled_spec_decode_tokens.items():
+            if request_id in self._requests:
+                self._requests[request_id].num_drafts = len(drafts)
 
     def knows(self, request_ids: Sequence[str]) -> bool:
         """Whether every one of the requests was scheduled since the checks began."""
@@ -145,7 +150,9 @@ class GivenBlocks:
         if request is None:
             # it was scheduled before the checks began
             return
-        request.num_computed = computed
+        # an asynchronous scheduler counts drafts that may turn out to be rejected
+        request.num_computed = computed - request.num_drafts
+        request.num_drafts = 0
         if blocks is None:
             return
         added = [list(blocks[group.index]) for group in self._groups]

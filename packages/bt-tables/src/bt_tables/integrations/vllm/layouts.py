@@ -31,6 +31,10 @@ _NOT_CHECKED = {
 }
 
 
+class NotCheckedError(InvalidSpecError):
+    """Something of vLLM's is not checked; the message says why."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerLimits:
     """The numbers of a model runner that widths and slots depend on.
@@ -161,7 +165,7 @@ def _spec_of(spec: Any, limits: RunnerLimits) -> LayerSpec:
     if "UniformTypeKVCacheSpecs" in names:
         return _spec_of(spec.first_spec, limits)
     for name in names & _NOT_CHECKED.keys():
-        raise InvalidSpecError(f"{name}: {_NOT_CHECKED[name]}")
+        raise NotCheckedError(f"{name}: {_NOT_CHECKED[name]}")
     if "MambaSpec" in names:
         return MambaSpec(
             block_size=spec.block_size,
@@ -173,7 +177,7 @@ def _spec_of(spec: Any, limits: RunnerLimits) -> LayerSpec:
         return MambaSpec(block_size=spec.block_size)
     if "SlidingWindowSpec" in names:
         if spec.dcp_sharded and limits.shards > 1:
-            raise InvalidSpecError(f"{type(spec).__name__}: a window is not sharded")
+            raise NotCheckedError(f"{type(spec).__name__}: a window is not sharded")
         return SlidingWindowSpec(
             block_size=spec.block_size,
             window=spec.sliding_window,
@@ -186,4 +190,4 @@ def _spec_of(spec: Any, limits: RunnerLimits) -> LayerSpec:
             sharded=spec.dcp_sharded,
             token_alignment=spec.block_table_token_alignment,
         )
-    raise InvalidSpecError(f"{type(spec).__name__} is a kind of cache that is not known here")
+    raise NotCheckedError(f"{type(spec).__name__} is a kind of cache that is not known here")

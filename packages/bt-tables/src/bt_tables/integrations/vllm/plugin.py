@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from bt_tables.sanitizer import BlockTableFaultError
-from bt_width import InvalidSpecError
 
+from .layouts import NotCheckedError
 from .runner_check import RunnerCheck, logger
 from .runners import make_check_v1, make_check_v2, step_v1, step_v2
 from .settings import Settings, read_settings
@@ -90,7 +90,7 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
 def _require_version() -> None:
     version = importlib.metadata.version("vllm")
     if not any(version == tested or version.startswith(f"{tested}.") for tested in TESTED_VERSIONS):
-        raise InvalidSpecError(
+        raise NotCheckedError(
             f"vLLM {version} is none of the tested versions {', '.join(TESTED_VERSIONS)}"
         )
 
@@ -168,7 +168,7 @@ def patch_v1(runner_class: Any, settings: Settings) -> None:
 def _is_patched(runner_class: Any, *names: str) -> bool:
     missing = [name for name in names if not callable(getattr(runner_class, name, None))]
     if missing:
-        raise InvalidSpecError(f"{runner_class.__name__} has no {', '.join(missing)}")
+        raise NotCheckedError(f"{runner_class.__name__} has no {', '.join(missing)}")
     return bool(getattr(runner_class, _MARK, False))
 
 
@@ -189,6 +189,11 @@ def _guarded(runner: Any, work: Callable[[], None]) -> None:
         work()
     except BlockTableFaultError:
         raise
-    except Exception as error:
+    except NotCheckedError as error:
+        logger.warning("Block tables are not checked: %s", error)
+    except Exception:
         setattr(runner, _CHECK, None)
-        logger.warning("Block tables are not checked any more: %s: %s", type(error).__name__, error)
+        logger.exception(
+            "Block tables are not checked any more. This is a fault of bt_tables and says nothing "
+            "of vLLM's tables; please report it."
+        )

@@ -68,7 +68,7 @@ class RunnerCheck:
             checks_shared_writes=False,
         )
         self._step = 0
-        self._no_slots: dict[tuple[int, int, torch.device], torch.Tensor] = {}
+        self._no_slots: dict[int, torch.Tensor] = {}
 
     def follow(self, output: Any) -> None:
         """Take over what the scheduler gave; every output, also those of steps not checked."""
@@ -126,13 +126,13 @@ class RunnerCheck:
         if slots is not None:
             return slots
         like = next((other for other in step.slot_mappings if other is not None), None)
-        device = step.block_tables[group].device
         size = int(step.query_start_loc[len(step.request_ids)]) if like is None else like.shape[0]
-        # one tensor a size, so that it stays where it is
-        key = (group, size, device)
-        if key not in self._no_slots:
-            self._no_slots[key] = torch.full((size,), PAD_SLOT, dtype=torch.int64, device=device)
-        return self._no_slots[key]
+        # one tensor a group, so that it stays where it is
+        if group not in self._no_slots:
+            most = self._groups[0].layout.limits.max_num_batched_tokens
+            device = step.block_tables[group].device
+            self._no_slots[group] = torch.full((most,), PAD_SLOT, dtype=torch.int64, device=device)
+        return self._no_slots[group][:size]
 
     def _write(self, report: SanitizerReport) -> Path | None:
         folder = self._settings.directory

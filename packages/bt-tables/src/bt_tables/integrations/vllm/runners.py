@@ -11,9 +11,14 @@ from typing import Any
 
 import torch
 
-from bt_width import InvalidSpecError
-
-from .layouts import PlannedGroup, RunnerLimits, plan_groups, shape_findings, split_findings
+from .layouts import (
+    NotCheckedError,
+    PlannedGroup,
+    RunnerLimits,
+    plan_groups,
+    shape_findings,
+    split_findings,
+)
 from .runner_check import RunnerCheck, RunnerStep, logger
 from .settings import Settings
 
@@ -23,12 +28,12 @@ def make_check_v2(runner: Any, settings: Settings) -> RunnerCheck:
 
     Raises:
         BlockTableFaultError: A table is not as wide as planned, and the action is "raise".
-        InvalidSpecError: The runner's batches cannot be checked.
+        NotCheckedError: The runner's batches cannot be checked.
     """
     if runner.pcp_manager is not None:
-        raise InvalidSpecError("prefill context parallelism has tables of its own")
+        raise NotCheckedError("prefill context parallelism has tables of its own")
     if runner.is_encoder_decoder:
-        raise InvalidSpecError("an encoder's length is part of this model's tables")
+        raise NotCheckedError("an encoder's length is part of this model's tables")
     limits = RunnerLimits(
         max_model_len=runner.max_model_len,
         max_num_reqs=runner.max_num_reqs,
@@ -59,14 +64,14 @@ def make_check_v1(runner: Any, settings: Settings) -> RunnerCheck:
 
     Raises:
         BlockTableFaultError: A table is not as wide as planned, and the action is "raise".
-        InvalidSpecError: The runner's batches cannot be checked.
+        NotCheckedError: The runner's batches cannot be checked.
     """
     if runner.max_encoder_len:
-        raise InvalidSpecError("an encoder's length is part of this model's tables")
+        raise NotCheckedError("an encoder's length is part of this model's tables")
     tables = runner.input_batch.block_table.block_tables
     first = tables[0] if tables else None
     if first is not None and first.pcp_world_size > 1:
-        raise InvalidSpecError("prefill context parallelism has tables of its own")
+        raise NotCheckedError("prefill context parallelism has tables of its own")
     limits = RunnerLimits(
         max_model_len=runner.max_model_len,
         max_num_reqs=runner.max_num_reqs,
