@@ -104,7 +104,7 @@ class Engine:
     ) -> None:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "MRV2"))
         self.draw = random.Random(seed)
-        self.drafts, self.is_async = drafts, is_async
+        self.shards, self.drafts, self.is_async = shards, drafts, is_async
         is_hybrid = any(isinstance(spec, MambaSpec) for spec in specs)
         self.config = _config(
             folder, is_hybrid=is_hybrid, shards=shards, drafts=drafts, is_async=is_async

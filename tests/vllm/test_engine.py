@@ -120,8 +120,7 @@ def assert_checked(engine: Engine, batches: list[Any]) -> None:
 
 def live(engine: Engine, batch: Any, row: int) -> int:
     """Return the blocks that a request's tokens need in the first group."""
-    shards = engine.runner.dcp_size
-    return -(-int(batch.seq_lens[row]) // (16 * shards))
+    return -(-int(batch.seq_lens[row]) // (16 * engine.shards))
 
 
 def long_rows(engine: Engine, batch: Any, blocks: int) -> list[int]:
