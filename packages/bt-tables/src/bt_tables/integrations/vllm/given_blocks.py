@@ -26,13 +26,13 @@ class _Request:
     """What a request was given so far.
 
     Attributes:
-        blocks: [groups] its block ids, in order.
+        blocks: [groups] int32, its block ids in order.
         num_computed: Tokens that were surely computed when it was last scheduled.
         num_drafts: Drafts of the step in which it was last scheduled.
         edits: Its last edits, oldest first.
     """
 
-    def __init__(self, blocks: list[list[int]], num_computed: int) -> None:
+    def __init__(self, blocks: list[Ids], num_computed: int) -> None:
         self.blocks = blocks
         self.num_computed = num_computed
         self.num_drafts = 0
@@ -95,14 +95,17 @@ class GivenBlocks:
         window, and those of states before the last.
         """
         requests = list(self._requests.values())
-        counts = np.zeros(self._num_blocks, dtype=np.int32)
         computed = torch.tensor([request.num_computed for request in requests], dtype=torch.int64)
+        held = [np.zeros(0, dtype=np.int32)]
         for at, group in enumerate(self._groups):
             first = reach_of(group.layout.addressing, computed, computed).read_from.tolist()
-            for request, start in zip(requests, first, strict=True):
-                held = np.asarray(request.blocks[at][start:], dtype=np.int64)
-                np.add.at(counts, held[(held > NULL_BLOCK) & (held < self._num_blocks)], 1)
-        return torch.from_numpy(counts)
+            held += [
+                request.blocks[at][start:] for request, start in zip(requests, first, strict=True)
+            ]
+        ids = np.concatenate(held)
+        ids = ids[(ids > NULL_BLOCK) & (ids < self._num_blocks)]
+        counts = np.bincount(ids, minlength=self._num_blocks)
+        return torch.from_numpy(counts.astype(np.int32))
 
     def written_twice(self, request_ids: Sequence[str]) -> Iterator[Finding]:
         """Yield blocks that two requests hold where each has still to write its tokens.
@@ -114,7 +117,7 @@ class GivenBlocks:
         for name, request in self._requests.items():
             for at, group in enumerate(self._groups):
                 first = _first_unfilled(group, request.num_computed)
-                for column, block in enumerate(request.blocks[at][first:], start=first):
+                for column, block in enumerate(request.blocks[at][first:].tolist(), start=first):
                     if block == NULL_BLOCK:
                         continue
                     other, _ = writers.setdefault(block, (name, group.index))
@@ -136,7 +139,7 @@ class GivenBlocks:
 
     def _replace(self, request_id: str, blocks: Sequence[Sequence[int]], computed: int) -> None:
         old = self._requests.get(request_id)
-        held = [list(blocks[group.index]) for group in self._groups]
+        held = self._ids(blocks)
         request = _Request(held, computed)
         if old is not None:
             request.edits.extend(old.edits)
@@ -155,16 +158,21 @@ class GivenBlocks:
         request.num_drafts = 0
         if blocks is None:
             return
-        added = [list(blocks[group.index]) for group in self._groups]
-        for held, ids in zip(request.blocks, added, strict=True):
-            held.extend(ids)
+        added = self._ids(blocks)
+        request.blocks = [
+            np.concatenate([held, ids]) if ids.size else held
+            for held, ids in zip(request.blocks, added, strict=True)
+        ]
         self._note(request, "appended", added)
 
-    def _note(self, request: _Request, verb: str, blocks: Sequence[Sequence[int]]) -> None:
+    def _ids(self, blocks: Sequence[Sequence[int]]) -> list[Ids]:
+        return [np.array(blocks[group.index], dtype=np.int32) for group in self._groups]
+
+    def _note(self, request: _Request, verb: str, blocks: Sequence[Ids]) -> None:
         parts = [
             f"group {group.index}: {_shown(ids)}"
             for group, ids in zip(self._groups, blocks, strict=True)
-            if ids
+            if ids.size
         ]
         if parts:
             request.edits.append(f"scheduler output {self._step} {verb} {'; '.join(parts)}")
@@ -179,12 +187,12 @@ def _first_unfilled(group: PlannedGroup, num_computed: int) -> int:
     return num_computed // addressing.tokens_per_state_column
 
 
-def _shown(ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ids[:_IDS_SHOWN]))
+def _shown(ids: Ids) -> str:
+    shown = ", ".join(map(str, ids[:_IDS_SHOWN].tolist()))
     return shown if len(ids) <= _IDS_SHOWN else f"{shown}, ... ({len(ids)} blocks)"
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+def _padded(rows: Sequence[Ids]) -> torch.Tensor:
     padded = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int32)
     for at, ids in enumerate(rows):
         padded[at, : len(ids)] = ids
