@@ -128,7 +128,7 @@ class Engine:
         )
         init_none_hash(lambda value: repr(value).encode())
         self.hasher = get_request_block_hasher(size, lambda value: repr(value).encode())
-        self.runner = RUNNERS[runner](self.config, shards=shards, rank=rank)
+        self.runner: Any = RUNNERS[runner](self.config, shards=shards, rank=rank)
         self.prompts: list[list[int]] = []
         self.count = 0
         self.most_requests = MAX_REQS + 2
@@ -151,7 +151,7 @@ class Engine:
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         output = self.scheduler.schedule()
         self.num_preempted += len(output.preempted_req_ids or ())
-        batch = self.runner.execute_model(output)
+        batch: PreparedBatch | None = self.runner.execute_model(output)
         if batch is not None:
             self._sample(output, batch)
         while len(self._in_flight) > (self.is_async and batch is not None):

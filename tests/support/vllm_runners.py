@@ -164,15 +164,15 @@ class RunnerV2(gpu_model_runner_v2.GPUModelRunner):
         self._batch = batch = self._gathered(scheduler_output.num_scheduled_tokens)
         self.prepare_attn(batch)
         prompts = self.req_states.prefill_len.np[batch.idx_mapping.numpy()]
-        samples = (batch.seq_lens.numpy() >= prompts).tolist()
+        samples: list[bool] = (batch.seq_lens.numpy() >= prompts).tolist()
         return PreparedBatch(batch.req_ids, batch.seq_lens, batch.query_start_loc, samples)
 
     def prepare_attn(self, input_batch: Any) -> Any:
         """Prepare tables and slots, and damage them where a test asks for it."""
-        prepared = super().prepare_attn(input_batch)
+        tables, slots = super().prepare_attn(input_batch)
         if self.damage is not None:
-            self.damage(*prepared, input_batch)
-        return prepared
+            self.damage(tables, slots, input_batch)
+        return tables, slots
 
     def take_sampled(
         self, scheduler_output: Any, sampled: Sequence[list[int]], rejected: Sequence[int]
@@ -233,7 +233,7 @@ class RunnerV1(gpu_model_runner.GPUModelRunner):
     def initialize_kv_cache(self, kv_cache_config: Any, width_error: int = 0) -> None:
         """Make the tables by vLLM's own widths; ``width_error`` is added to the first."""
         self.kv_cache_config = kv_cache_config
-        self.attn_groups = [[] for _ in kv_cache_config.kv_cache_groups]
+        self.attn_groups: list[Any] = [[] for _ in kv_cache_config.kv_cache_groups]
         # so that the batch is reordered, as most backends want it
         self.reorder_batch_threshold = 1 + self.num_spec_tokens
         self.may_reinitialize_input_batch(kv_cache_config)
@@ -316,4 +316,4 @@ class RunnerV1(gpu_model_runner.GPUModelRunner):
         """Tokens are the model's business."""
 
 
-RUNNERS = {"MRV2": RunnerV2, "MRV1": RunnerV1}
+RUNNERS: dict[str, Any] = {"MRV2": RunnerV2, "MRV1": RunnerV1}

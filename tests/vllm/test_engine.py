@@ -52,7 +52,7 @@ def checked_engine(
     *,
     runner: str = "MRV2",
     seed: int = 0,
-    **options: int,
+    **options: Any,
 ) -> Engine:
     """Return an engine whose runner is patched as the plugin patches vLLM's."""
     engine = Engine(folder, specs(), runner=runner, seed=seed, **options)
