@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -24,6 +24,7 @@ from bt_runner.models.config import (
     SelectAll,
     SelectShared,
     SelectTopK,
+    hybrid_config,
 )
 from bt_runner.models.layers.rope import Rope
 from bt_runner.models.weights import Weights, random_weights
@@ -154,36 +155,41 @@ def decode(engine: Engine, traffic: Traffic) -> list[list[int]]:
     return [requests[index].output for index in range(len(arrivals))]
 
 
-def decode_densely(
-    prompt: Sequence[int],
-    params: SamplingParams,
-    config: ModelConfig | None = None,
-    weights: Weights | None = None,
+def dense_hybrid(dtype: torch.dtype = torch.float64) -> DenseModel:
+    """Return the dense reference of the built-in hybrid."""
+    config = hybrid_config()
+    return DenseModel(config, random_weights(config, seed=0, dtype=dtype))
+
+
+def dense_greedy(
+    model: DenseModel, prompt: Sequence[int], num_tokens: int, stop_tokens: Collection[int] = ()
 ) -> list[int]:
-    """Return the reference's greedy continuation, token by token."""
-    model = DenseModel(config or tiny_hybrid(), weights or tiny_weights())
+    """Return the reference's greedy continuation, by a prefill and single steps."""
     past = model.new_cache()
     output: list[int] = []
     next_tokens = list(prompt)
-    while len(output) < params.max_new_tokens:
-        logits = model.forward(next_tokens, past).logits
-        next_tokens = [int(logits[-1].argmax())]
+    while len(output) < num_tokens and not set(output[-1:]) & set(stop_tokens):
+        next_tokens = [int(model.forward(next_tokens, past).logits[-1].argmax())]
         output += next_tokens
-        if next_tokens[0] in params.stop_tokens:
-            break
     return output
 
 
 def decode_all_densely(traffic: Traffic) -> list[list[int]]:
     """Return the reference's greedy continuation of every request."""
     pairs = zip(traffic.prompts, traffic.params, strict=True)
-    return [list(_decode_tiny(tuple(prompt), params)) for prompt, params in pairs]
+    return [decode_densely(prompt, params) for prompt, params in pairs]
+
+
+def decode_densely(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    """Return the reference's greedy continuation of a request to ``tiny_engine``."""
+    return list(_decode_tiny(tuple(prompt), params))
 
 
 @cache
 def _decode_tiny(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
     # many tests start from the same requests
-    return decode_densely(prompt, params)
+    model = DenseModel(tiny_hybrid(), tiny_weights())
+    return dense_greedy(model, prompt, params.max_new_tokens, params.stop_tokens)
 
 
 class SpoiledDrafter:

@@ -45,6 +45,6 @@ def test_a_kernel_compiles_for_every_architecture_without_a_gpu() -> None:
 
 
 def test_compilations_are_counted_and_free_values_do_not_add_any() -> None:
-    counts = json.loads(run_compiled("tests.support.count_sample"))
+    counts = json.loads(run_compiled("tests.support.sample_kernels"))
 
     assert counts == {"free": 1, "two tiles": 2}

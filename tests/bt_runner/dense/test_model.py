@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.dense_models import hybrid
+from tests.bt_runner.harness import dense_hybrid
 
 from bt_runner.dense import AttentionCache, DenseCache, MambaCache
 from bt_runner.models.config import MambaLayer
@@ -22,7 +22,7 @@ TEXT = list(b"It does not matter how a text is cut into forward passes, for the 
 )
 def test_cuts_do_not_matter(cuts: list[int]) -> None:
     """Logits and every layer's output are those of the whole text."""
-    model = hybrid()
+    model = dense_hybrid()
     whole = model.forward(TEXT, model.new_cache())
 
     cache, parts, start = model.new_cache(), [], 0
@@ -39,7 +39,7 @@ def test_cuts_do_not_matter(cuts: list[int]) -> None:
 
 def test_later_tokens_change_nothing_before_them() -> None:
     """Causality: the logits of a prefix do not depend on what follows."""
-    model = hybrid()
+    model = dense_hybrid()
 
     one = model.forward(TEXT, model.new_cache()).logits
     other = model.forward([*TEXT[:40], *reversed(TEXT[40:])], model.new_cache()).logits
@@ -50,7 +50,7 @@ def test_later_tokens_change_nothing_before_them() -> None:
 
 def test_caches_hold_what_each_kind_needs() -> None:
     """Attention keeps a row a token, a mixer the same few numbers however long the text is."""
-    model = hybrid()
+    model = dense_hybrid()
     cache = model.new_cache()
 
     model.forward(TEXT, cache)
@@ -68,7 +68,7 @@ def test_caches_hold_what_each_kind_needs() -> None:
 
 def test_states_stay_float32_in_a_narrow_model() -> None:
     """A state in bfloat16 would lose a hundredth at every step."""
-    model = hybrid(torch.bfloat16)
+    model = dense_hybrid(torch.bfloat16)
     cache = model.new_cache()
 
     output = model.forward(TEXT, cache)
@@ -81,7 +81,7 @@ def test_states_stay_float32_in_a_narrow_model() -> None:
 
 def test_layers_without_a_choice_have_none() -> None:
     """Only sparse layers say what their tokens see."""
-    model = hybrid()
+    model = dense_hybrid()
 
     choices = model.forward(TEXT, model.new_cache()).choices
 
@@ -90,7 +90,7 @@ def test_layers_without_a_choice_have_none() -> None:
 
 def test_cache_of_another_model_is_refused() -> None:
     """A layer that is given another kind of cache says which it is."""
-    model = hybrid()
+    model = dense_hybrid()
     layers = model.new_cache().layers
 
     with pytest.raises(TypeError, match="layer 0 was given the cache of another kind of layer"):

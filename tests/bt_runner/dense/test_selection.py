@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.dense_models import hybrid
+from tests.bt_runner.harness import dense_hybrid
 
 from bt_runner.dense.selection import Choice, highest
 
@@ -35,7 +35,7 @@ def test_equal_scores_choose_the_earlier_token() -> None:
 
 def test_future_is_never_chosen() -> None:
     """A query that sees fewer tokens than a choice holds sees those and no more."""
-    model = hybrid()
+    model = dense_hybrid()
 
     choice = model.forward(list(range(100)), model.new_cache()).choices[1]
 

@@ -16,9 +16,6 @@ from tests.support.hf_models import (
     share_experts,
     tiny_model,
 )
-from tests.support.one_thread import one_thread
-
-__all__ = ["case_of", "checkpoint", "one_thread"]
 
 from bt_runner.models.checkpoint import load_weights, read_config
 

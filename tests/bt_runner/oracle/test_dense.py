@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.bt_runner.harness import dense_greedy
 from tests.support.faults import with_indexer
 from tests.support.hf_models import FAMILIES, SPARSE_FAMILIES, Checkpoint, load, prompts, tiny_model
 from tests.support.hf_recording import greedy, record
 from tests.support.oracle import differences
-from tests.support.runs import dense_greedy
 
 from bt_runner.dense import AttentionCache, DenseModel, MambaCache
 from bt_runner.models.checkpoint import load_weights, read_config

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.bt_runner.harness import dense_greedy
 from tests.support.engine_oracle import engine_differences
 from tests.support.engine_runs import ALIGNED, CHUNKED, DRAFTED, DRAFTED_ALIGNED, Way, serve
 from tests.support.hf_hybrid import hybrid_of_transformers
 from tests.support.hf_recording import greedy, record
 from tests.support.oracle import differences
-from tests.support.runs import dense_greedy
 from torch import Tensor
 
 from bt_runner.dense import DenseModel

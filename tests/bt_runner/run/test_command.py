@@ -13,13 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support.hf_models import FAMILIES, load, tiny_model
 from tests.support.hf_recording import greedy
-from tests.support.one_thread import one_thread
 from tests.support.tokenizers import write_byte_tokenizer
 
 from bt_runner.cli import run
 from bt_runner.models.checkpoint import load_tokenizer
-
-__all__ = ["one_thread"]
 
 NUM_NEW = 10
 
