@@ -217,7 +217,8 @@ def test_a_tensor_that_moves_is_missed_by_a_replay(monkeypatch: pytest.MonkeyPat
 
     def moved(self: InputBuffers, *size: int) -> Any:
         found = parts(self, *size)
-        return found._replace(positions=found.positions.clone(), token_ids=found.token_ids.clone())
+        moving = {name: found.inputs[name].clone() for name in ("positions", "token_ids")}
+        return found._replace(inputs=found.inputs | moving)
 
     monkeypatch.setattr(InputBuffers, "_device_parts", moved)
     assert decode(tiny_engine(batch_sizes=()), traffic) == wanted

@@ -11,7 +11,6 @@ import pytest
 
 from bt_runner.block_pool import BlockPool
 from bt_runner.prefix_cache import (
-    Filled,
     PrefixCache,
     PrefixHashes,
     TokenHashes,
@@ -38,13 +37,6 @@ STATES = MambaSpec(block_size=32, mode="align")
 def _hash(hashes: TokenHashes, tokens: Sequence[int]) -> TokenHashes:
     hashes.extend(np.array(tokens, np.int32))
     return hashes
-
-
-def _filled(start: int, end: int, step: int, hashes: PrefixHashes, *, decodes: bool) -> Filled:
-    """Return the steps that row 0 filled between two lengths."""
-    ends = np.arange(start - start % step, end - end % step, step) + step
-    names = [hashes.at(each) for each in ends.tolist()]
-    return Filled(np.zeros(len(ends), np.int64), ends, names, decodes | (ends == end))
 
 
 @dataclass
@@ -87,9 +79,11 @@ class _Cache:
                 ids += [NULL_BLOCK] * (missing - 1)
                 missing = min(missing, 1)
             ids += pool.allocate(max(missing, 0)).tolist()
-        step = self.cache.step
-        filled = _filled(row.num_computed, end, step, row.hashes, decodes=decodes)
-        self.cache.keep(filled, [np.array([ids], np.int32) for ids in row.block_ids])
+        step, tables = self.cache.step, [np.array([ids], np.int32) for ids in row.block_ids]
+        start = row.num_computed - row.num_computed % step
+        for boundary in range(start + step, end + 1, step):
+            has_state = decodes or boundary == end
+            self.cache.keep(row.hashes, boundary, 0, tables, has_state=has_state)
         row.num_computed = end
         for layout, pool, ids in zip(self.layouts, self.pools, row.block_ids, strict=True):
             num_dead = min(layout.num_expired_blocks(end), len(ids))
@@ -253,7 +247,7 @@ class TestHitLength:
         assert reason in cache.reason_for_none
         hashes = _hash(cache.hashes(), range(64))
         blocks = [pool.allocate(4)[None] for pool in pools]
-        cache.keep(_filled(0, 64, 16, hashes, decodes=True), blocks)
+        cache.keep(hashes, 64, 0, blocks, has_state=True)
         assert cache.longest(hashes, 64) == 0
 
     def test_blocks_of_shards_hold_the_tokens_of_all_ranks(self) -> None:

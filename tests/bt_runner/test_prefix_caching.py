@@ -15,7 +15,6 @@ from bt_runner.block_pool import BlockPool
 from bt_runner.errors import RunnerError
 from bt_runner.kv_cache_manager import KVCacheManager
 from bt_runner.prefix_cache import (
-    Filled,
     PrefixCache,
     PrefixHashes,
     TokenHashes,
@@ -126,10 +125,9 @@ def _rejected_drafts_cached(patch: pytest.MonkeyPatch) -> None:
             tokens = self.table.read(np.full(end, row), np.arange(end))
             hashes, step = self.kv.prefixes.hashes(), self.kv.prefixes.step
             hashes.extend(tokens)
-            ends = np.arange(step, end + 1, step)
-            names = [hashes.at(last) for last in ends.tolist()]
-            filled = Filled(np.full(len(ends), row), ends, names, np.ones(len(ends), bool))
-            self.kv.prefixes.keep(filled, [group.block_ids for group in self.kv.groups])
+            tables = [group.block_ids for group in self.kv.groups]
+            for boundary in range(step, end + 1, step):
+                self.kv.prefixes.keep(hashes, boundary, row, tables, has_state=True)
 
     patch.setattr(Scheduler, "launched", with_drafts)
 

@@ -251,28 +251,21 @@ class BlockPool:
             else:
                 self._cooling.append(batch)
 
-    def register(self, block_ids: BlockIds, hashes: Sequence[BlockHash]) -> None:
-        """Let held blocks be found by what was computed into them.
+    def register(self, block_id: int, block_hash: BlockHash) -> None:
+        """Let a held block be found by what was computed into it.
 
         A block that has a hash keeps it, and so does the block that was first with one.
 
-        Args:
-            block_ids: The blocks; a null block is skipped, and its hash with it.
-            hashes: The hash of each.
-
         Raises:
-            BadInputError: A block is not held; nothing is changed.
+            BadInputError: The block is not held; nothing is changed.
         """
-        ids = np.asarray(block_ids, np.int32)
-        lost = ids[(self._references[ids] == 0) & (ids != NULL_BLOCK)]
-        if len(lost):
-            raise BadInputError(f"block {lost[0]} is not held", block_id=int(lost[0]))
-        for block_id, block_hash in zip(ids.tolist(), hashes, strict=True):
-            if block_id == NULL_BLOCK or block_id in self._hash_of:
-                continue
-            if self._block_of.setdefault(block_hash, block_id) == block_id:
-                self._hash_of[block_id] = block_hash
-                self._is_findable[block_id] = True
+        if not self._references[block_id]:
+            raise BadInputError(f"block {block_id} is not held", block_id=block_id)
+        if block_id in self._hash_of:
+            return
+        if self._block_of.setdefault(block_hash, block_id) == block_id:
+            self._hash_of[block_id] = block_hash
+            self._is_findable[block_id] = True
 
     def lookup(self, block_hash: BlockHash) -> int | None:
         """Return the block with that hash; it may be held, cooling or free."""

@@ -1,15 +1,15 @@
 """Lays a step's batch out in one packed buffer, which reaches the device in one copy.
 
 N rows and T tokens, padding included; S choices. The numbers of a batch lie in 64-bit words,
-part after part; where a part begins depends on N and T alone, so that a captured graph finds
-every part where it was at its capture.
+part after part. Where a part that a captured graph reads begins depends on N and T alone, so
+that the graph finds it where it was at its capture; what says how tokens are chosen comes last.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class _Place(NamedTuple):
 
 
 class _Host(NamedTuple):
-    """The parts of a host buffer that do not depend on S."""
+    """The parts of a host buffer."""
 
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -68,21 +68,27 @@ class _Host(NamedTuple):
     seq_lens: NDArray[np.int32]
     num_computed_tokens: NDArray[np.int32]
     num_accepted_tokens: NDArray[np.int32]
+    choice_indices: NDArray[np.int64]
+    choice_rows: NDArray[np.int64]
+    choice_positions: NDArray[np.int64]
+    seeds: NDArray[np.int64]
+    temperatures: NDArray[np.int64]
     query_start_loc_host: Tensor
     seq_lens_host: Tensor
 
 
 class _Device(NamedTuple):
-    """The same parts of the device buffer."""
+    """The same parts of the device buffer.
 
-    token_ids: Tensor
-    positions: Tensor
-    req_of_token: Tensor
-    rows: Tensor
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    num_computed_tokens: Tensor
-    num_accepted_tokens: Tensor
+    Attributes:
+        inputs: Those of an ``InputBatch``, by name.
+        greedy: How tokens are chosen where no part says more.
+        drawn: How they are chosen with seeds and temperatures.
+    """
+
+    inputs: dict[str, Any]
+    greedy: Sampling
+    drawn: Sampling
 
 
 class _Slot:
@@ -91,7 +97,7 @@ class _Slot:
     def __init__(self, num_words: int, device: torch.device) -> None:
         self.pinned = torch.zeros(num_words, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.words: NDArray[np.int64] = self.pinned.numpy()
-        self.parts: dict[tuple[int, int], _Host] = {}
+        self.parts: dict[tuple[int, int, int], _Host] = {}
         self.event = _event() if device.type == "cuda" else None
 
 
@@ -186,11 +192,11 @@ class InputBuffers:
         self.num_copies = 0
         self._padding_row = limits.max_num_reqs
         self._device = device
+        self._verifies_drafts = limits.num_speculative_tokens > 0
         num_tokens, num_reqs = limits.max_num_batched_tokens, limits.max_num_reqs
-        _, end = _places(num_reqs, num_tokens)
-        num_words = end + 4 * (num_tokens + _ALIGNED_WORDS)
+        _, num_words = _places(num_reqs, num_tokens, num_tokens)
         self._words = torch.zeros(num_words, dtype=torch.int64, device=device)
-        self._parts: dict[tuple[int, int], _Device] = {}
+        self._parts: dict[tuple[int, int, int], _Device] = {}
         self._slots = [_Slot(num_words, device) for _ in range(max_steps_in_flight)]
         self._turn = 0
 
@@ -208,18 +214,20 @@ class InputBuffers:
         num_real = int(ends[-1])
         num_reqs, num_tokens = num_reqs_padded or count, num_tokens_padded or num_real
         slot = self._next_slot()
-        host = self._host_parts(slot, num_reqs, num_tokens)
+        size = num_reqs, num_tokens, int(batch.num_choices.sum())
+        host = self._host_parts(slot, *size)
         host.rows[:count], host.rows[count:] = batch.rows, self._padding_row
         host.query_start_loc[0] = 0
         host.query_start_loc[1 : count + 1], host.query_start_loc[count + 1 :] = ends, num_real
         host.seq_lens[:count], host.seq_lens[count:] = seq_lens, 0
         host.num_computed_tokens[:count], host.num_computed_tokens[count:] = batch.starts, 0
-        accepted = np.where(batch.rows < 0, 1, table.num_accepted[batch.rows])
-        host.num_accepted_tokens[:count], host.num_accepted_tokens[count:] = accepted, 1
+        host.num_accepted_tokens[:] = 1
+        if self._verifies_drafts and batch.rows[0] >= 0:
+            host.num_accepted_tokens[:count] = table.num_accepted[batch.rows]
         takes_from_device = self._lay_out_tokens(batch, table, host, num_real)
-        end, sampling = self._lay_out_choices(batch, table, slot, num_reqs, num_tokens, ends)
-        self._send(slot, end)
-        device = self._device_parts(num_reqs, num_tokens)
+        is_greedy = self._lay_out_choices(batch, table, host, ends)
+        self._send(slot, *size)
+        device = self._device_parts(*size)
         rows_host = np.full(num_reqs, -1, np.int32)
         rows_host[:count] = batch.rows
         is_prefilling = np.zeros(num_reqs, bool)
@@ -233,8 +241,8 @@ class InputBuffers:
             query_start_loc_host=host.query_start_loc_host,
             seq_lens_host=host.seq_lens_host,
             is_prefilling=torch.from_numpy(is_prefilling),
-            **device._asdict(),
-            sampling=sampling,
+            **device.inputs,
+            sampling=device.greedy if is_greedy else device.drawn,
             takes_from_device=takes_from_device,
         )
 
@@ -258,25 +266,20 @@ class InputBuffers:
             host.token_ids[:num_real] = 0
             return False
         is_known = positions < num_on_host
-        if is_known.all():
+        num_known = np.count_nonzero(is_known)
+        if num_known == num_real:
             host.token_ids[:num_real] = table.read(rows, positions)
             return False
         # a token on its way to the host has no place there yet
         host.token_ids[:num_real] = _FROM_DEVICE
-        if is_known.any():
+        if num_known:
             host.token_ids[:num_real][is_known] = table.read(rows[is_known], positions[is_known])
         return True
 
     def _lay_out_choices(
-        self,
-        batch: SchedulerOutput,
-        table: RunningRequests,
-        slot: _Slot,
-        num_reqs: int,
-        num_tokens: int,
-        ends: Ints,
-    ) -> tuple[int, Sampling]:
-        """Write how tokens are chosen; return the end of what is written, and the parts."""
+        self, batch: SchedulerOutput, table: RunningRequests, host: _Host, ends: Ints
+    ) -> bool:
+        """Write how tokens are chosen; say whether the best one is, for all."""
         counts = batch.num_choices
         if (counts == 1).all():
             indices, rows, positions = ends - 1, batch.rows, batch.seq_lens
@@ -284,27 +287,13 @@ class InputBuffers:
             indices = ragged(ends - counts, counts)
             rows = np.repeat(batch.rows, counts)
             positions = ragged(batch.seq_lens - counts + 1, counts)
-        _, start = _places(num_reqs, num_tokens)
+        host.choice_indices[:], host.choice_rows[:] = indices, rows
+        host.choice_positions[:] = positions
         temperatures = table.temperatures[rows]
-        is_greedy = not temperatures.any()
-        values = [indices, rows, positions]
-        if not is_greedy:
-            values += [table.seeds[rows], temperatures.view(np.int64)]
-        size = len(indices)
-        parts = []
-        for value in values:
-            slot.words[start : start + size] = value
-            parts.append(self._words[start : start + size])
-            start += size
-        nothing = parts[0][:0]
-        return start, Sampling(
-            indices=parts[0],
-            rows=parts[1],
-            positions=parts[2],
-            seeds=nothing if is_greedy else parts[3],
-            temperatures=nothing if is_greedy else parts[4].view(torch.float64),
-            is_greedy=is_greedy,
-        )
+        if not temperatures.any():
+            return True
+        host.seeds[:], host.temperatures[:] = table.seeds[rows], temperatures.view(np.int64)
+        return False
 
     def _next_slot(self) -> _Slot:
         slot = self._slots[self._turn]
@@ -313,30 +302,47 @@ class InputBuffers:
             slot.event.synchronize()
         return slot
 
-    def _send(self, slot: _Slot, end: int) -> None:
+    def _send(self, slot: _Slot, num_reqs: int, num_tokens: int, num_choices: int) -> None:
+        _, end = _places(num_reqs, num_tokens, num_choices)
         self._words[:end].copy_(slot.pinned[:end], non_blocking=True)
         self.num_copies += 1
         if slot.event is not None:
             slot.event.record()
 
-    def _host_parts(self, slot: _Slot, num_reqs: int, num_tokens: int) -> _Host:
-        key = (num_reqs, num_tokens)
+    def _host_parts(self, slot: _Slot, num_reqs: int, num_tokens: int, num_choices: int) -> _Host:
+        key = (num_reqs, num_tokens, num_choices)
         if key not in slot.parts:
             if len(slot.parts) == _MAX_PLACES:
                 slot.parts.clear()
-            places, _ = _places(num_reqs, num_tokens)
-            parts = [place.of_host(slot.words) for place in places]
+            places, _ = _places(*key)
+            parts = [place.of_host(slot.words) for place in places.values()]
             starts, lens = (torch.from_numpy(parts[index]) for index in (4, 5))
             slot.parts[key] = _Host._make([*parts, starts, lens])
         return slot.parts[key]
 
-    def _device_parts(self, num_reqs: int, num_tokens: int) -> _Device:
-        key = (num_reqs, num_tokens)
+    def _device_parts(self, num_reqs: int, num_tokens: int, num_choices: int) -> _Device:
+        key = (num_reqs, num_tokens, num_choices)
         if key not in self._parts:
             if len(self._parts) == _MAX_PLACES:
                 self._parts.clear()
-            places, _ = _places(num_reqs, num_tokens)
-            self._parts[key] = _Device(*(place.of_device(self._words) for place in places))
+            places, _ = _places(*key)
+            inputs = {name: place.of_device(self._words) for name, place in places.items()}
+            temperatures, nothing = inputs.pop("temperatures"), self._words[:0]
+            greedy = Sampling(
+                indices=inputs.pop("choice_indices"),
+                rows=inputs.pop("choice_rows"),
+                positions=inputs.pop("choice_positions"),
+                seeds=nothing,
+                temperatures=nothing,
+                is_greedy=True,
+            )
+            drawn = replace(
+                greedy,
+                seeds=inputs.pop("seeds"),
+                temperatures=temperatures.view(torch.float64),
+                is_greedy=False,
+            )
+            self._parts[key] = _Device(inputs, greedy, drawn)
         return self._parts[key]
 
 
@@ -345,16 +351,26 @@ def _event() -> torch.cuda.Event:
 
 
 @lru_cache(maxsize=_MAX_PLACES)
-def _places(num_reqs: int, num_tokens: int) -> tuple[list[_Place], int]:
-    """Return where each part of a batch lies, and where its choices begin."""
-    places, start = [], 0
-    for length, is_narrow in (
-        *[(num_tokens, False)] * 3,
-        (num_reqs, False),
-        (num_reqs + 1, True),
-        *[(num_reqs, True)] * 3,
-    ):
-        places.append(_Place(start, length, is_narrow))
+def _places(num_reqs: int, num_tokens: int, num_choices: int) -> tuple[dict[str, _Place], int]:
+    """Return where each part of a batch lies, and where the last one ends."""
+    lengths = {
+        "token_ids": (num_tokens, False),
+        "positions": (num_tokens, False),
+        "req_of_token": (num_tokens, False),
+        "rows": (num_reqs, False),
+        "query_start_loc": (num_reqs + 1, True),
+        "seq_lens": (num_reqs, True),
+        "num_computed_tokens": (num_reqs, True),
+        "num_accepted_tokens": (num_reqs, True),
+        "choice_indices": (num_choices, False),
+        "choice_rows": (num_choices, False),
+        "choice_positions": (num_choices, False),
+        "seeds": (num_choices, False),
+        "temperatures": (num_choices, False),
+    }
+    places, start = {}, 0
+    for name, (length, is_narrow) in lengths.items():
+        places[name] = _Place(start, length, is_narrow)
         num_words = (length + 1) // 2 if is_narrow else length
         start += -(-num_words // _ALIGNED_WORDS) * _ALIGNED_WORDS
     return places, start

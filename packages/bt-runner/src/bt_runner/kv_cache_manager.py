@@ -16,7 +16,7 @@ from bt_runner.arguments import as_list, require_int
 from bt_runner.arrays import Flags, Ints, Tokens, ragged
 from bt_runner.block_pool import BlockPool
 from bt_runner.errors import BadInputError, RequestRefusedError
-from bt_runner.prefix_cache import Filled, PrefixCache, PrefixHashes
+from bt_runner.prefix_cache import PrefixCache, PrefixHashes
 from bt_runner.requests import Request, RunningRequests
 from bt_tables import StagedBlockTables
 from bt_width import NULL_BLOCK, BlockTableLayout
@@ -105,11 +105,10 @@ class GroupBlocks:
 
     def growth(self, rows: Ints, num_computed: Ints, seq_lens: Ints) -> _Growth | None:
         """Return what a step that leaves rows with ``seq_lens`` tokens adds; None if nothing."""
-        missing = self.num_blocks(seq_lens) - self.held[rows]
-        if missing.max(initial=0) <= 0:
+        places = (seq_lens > (self.held[rows] - self._num_extra) * self._span).nonzero()[0]
+        if not len(places):
             return None
-        places = (missing > 0).nonzero()[0]
-        missing = missing[places]
+        missing = self.num_blocks(seq_lens[places]) - self.held[rows[places]]
         if not self._keeps_states:
             nothing = np.zeros_like(missing)
             return _Growth(places, nothing, np.zeros((len(places), 0), bool), nothing, missing)
@@ -156,7 +155,11 @@ class GroupBlocks:
         """Give back the leading blocks that no later step reads; return the rows, or None."""
         if not self._expires:
             return None
-        expired = np.maximum(num_computed - self._visible, 0) // self._span
+        places = (num_computed - self._visible >= (self.num_null[rows] + 1) * self._span).nonzero()[
+            0
+        ]
+        rows = rows[places]
+        expired = (num_computed[places] - self._visible) // self._span
         dead = np.minimum(expired, self.held[rows])
         has_more = dead > self.num_null[rows]
         if not has_more.any():
@@ -273,6 +276,7 @@ class KVCacheManager:
         # by row: its request's hashes, and how many tokens make another block findable
         self._hashes: list[PrefixHashes] = [self.prefixes.hashes()] * max_num_reqs
         self._next_findable: Ints = np.zeros(max_num_reqs, np.int64)
+        self._block_ids = [group.block_ids for group in self.groups]
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
@@ -370,38 +374,30 @@ class KVCacheManager:
         """
         if not self._caches:
             return
-        places = (num_computed >= self._next_findable[rows]).nonzero()[0]
+        known = np.minimum(num_computed, table.num_tokens[rows])
+        places = (known >= self._next_findable[rows]).nonzero()[0]
         if not len(places):
             return
         rows, step = rows[places], self.prefixes.step
-        hashes = [self._hashes[row] for row in rows.tolist()]
-        limits = np.array([each.max_hashed for each in hashes])
-        known = np.minimum(num_computed[places], table.num_tokens[rows])
-        starts = self._next_findable[rows] - step
-        num_steps = np.maximum(np.minimum(known, limits) - starts, 0) // step
-        next_findable = starts + (num_steps + 1) * step
-        self._next_findable[rows] = np.where(next_findable > limits, MAX_POSITION, next_findable)
-        # one entry a step from here on
-        owners = np.repeat(np.arange(len(rows)), num_steps)
-        ends = step * (ragged(starts // step, num_steps) + 1)
-        filled = [hashes[owner] for owner in owners.tolist()]
-        self._hash(filled, rows[owners], ends, table)
-        names = [each.at(end) for each, end in zip(filled, ends.tolist(), strict=True)]
-        has_state = ~is_prefilling[places][owners] | (ends == known[owners])
-        self.prefixes.keep(
-            Filled(rows[owners], ends, names, has_state), [group.block_ids for group in self.groups]
-        )
-
-    def _hash(
-        self, hashes: list[PrefixHashes], rows: Ints, ends: Ints, table: RunningRequests
-    ) -> None:
-        """Hash those of rows' steps that are not yet: of a prompt all are."""
-        is_new = ends > np.array([each.num_hashed for each in hashes])
-        if is_new.any():
-            step = self.prefixes.step
-            spans = table.spans(rows[is_new], ends[is_new] - step, step)
-            for place, span in zip(is_new.nonzero()[0].tolist(), spans, strict=True):
-                hashes[place].add(span)
+        next_findable = []
+        for row, last, end, is_chunk in zip(
+            rows.tolist(),
+            known[places].tolist(),
+            self._next_findable[rows].tolist(),
+            is_prefilling[places].tolist(),
+            strict=True,
+        ):
+            hashes = self._hashes[row]
+            max_hashed = hashes.max_hashed
+            while end <= last and end <= max_hashed:
+                # a prompt is hashed already
+                if end > hashes.num_hashed:
+                    hashes.add(table.span(row, end - step, end))
+                has_state = end == last or not is_chunk
+                self.prefixes.keep(hashes, end, row, self._block_ids, has_state=has_state)
+                end += step
+            next_findable.append(end if end <= max_hashed else MAX_POSITION)
+        self._next_findable[rows] = next_findable
 
     def advance(self, rows: Ints, num_computed: Ints, *, last_step: int) -> None:
         """Note how many tokens of rows are computed, and free what no later step reads."""

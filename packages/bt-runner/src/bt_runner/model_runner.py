@@ -331,7 +331,9 @@ class ModelRunner:
         """Fill in what only the device knows, in place: a graph reads it there."""
         if inputs.takes_from_device:
             ids, last = inputs.token_ids, self._last_tokens[inputs.rows]
-            ids.copy_(torch.where(ids < 0, last[inputs.req_of_token], ids))
+            if inputs.num_tokens > inputs.num_reqs:
+                last = last[inputs.req_of_token]
+            torch.where(ids < 0, last, ids, out=ids)
         if self._limits.num_speculative_tokens and self._keeps_states:
             counts, known = inputs.num_accepted_tokens, self._num_accepted[inputs.rows]
             counts.copy_(torch.where(counts > 0, counts, known))

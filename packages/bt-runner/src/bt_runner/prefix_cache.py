@@ -21,14 +21,13 @@ that one group's blocks are never taken for another's.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from bt_runner.arrays import Flags, Ints, Tokens
+from bt_runner.arrays import Ints, Tokens
 from bt_runner.block_pool import BlockHash, BlockPool
 from bt_width import NULL_BLOCK, BlockTableLayout
 from bt_width.layout import MAX_POSITION
@@ -58,7 +57,7 @@ class PrefixHashes(Protocol):
         ...
 
     def add(self, tokens: memoryview) -> None:
-        """Hash one step more; ``tokens`` is int32."""
+        """Hash the next step's tokens."""
         ...
 
     def restart(self) -> None:
@@ -98,7 +97,7 @@ class TokenHashes:
             self.add(tokens[start : start + step].data)
 
     def add(self, tokens: memoryview) -> None:
-        """Hash the next step's tokens, int32."""
+        """Hash the next step's tokens."""
         self._running.update(tokens)
         self._hashes.append(self._running.digest())
 
@@ -139,24 +138,6 @@ class TraceHashes:
 
     def restart(self) -> None:
         """Do nothing: what the trace says stays."""
-
-
-class Filled(NamedTuple):
-    """Steps of tokens that rows have filled, one entry each (E).
-
-    Attributes:
-        rows: [E].
-        ends: [E]; the row's tokens up to the end of the step. They are known, and the steps
-            launched so far compute their state for good; rejected drafts are not among them.
-        hashes: Of those tokens.
-        has_state: [E]; whether the state after them stands in the column where it is looked
-            for: in decode steps always, in a chunk only at its end.
-    """
-
-    rows: Ints
-    ends: Ints
-    hashes: Sequence[BlockHash]
-    has_state: Flags
 
 
 class _Group:
@@ -206,12 +187,6 @@ class _Group:
             block_id = self.find(hashes, block)
             ids[block] = NULL_BLOCK if block_id is None else block_id
         return ids
-
-    def keeps(self, filled: Filled) -> Flags:
-        """Return which of the steps make a block complete that can be found."""
-        is_complete: Flags = filled.ends % self.tokens_per_block == 0
-        # the state of a boundary that a chunk passed was never written anywhere
-        return is_complete & filled.has_state if self.keeps_states else is_complete
 
     def _last_missing(self, hashes: PrefixHashes, num_tokens: int) -> int | None:
         for block in reversed(self._needed(num_tokens)):
@@ -293,18 +268,32 @@ class PrefixCache:
             group.pool.acquire(ids)
         return rows
 
-    def keep(self, filled: Filled, block_ids: Sequence[Tokens]) -> None:
-        """Let others find the blocks that rows have filled.
+    def keep(
+        self,
+        hashes: PrefixHashes,
+        num_tokens: int,
+        row: int,
+        block_ids: Sequence[Tokens],
+        *,
+        has_state: bool,
+    ) -> None:
+        """Let others find the blocks that end with the first ``num_tokens`` tokens of a row.
 
         Args:
-            filled: Who has filled what.
+            hashes: Its request's.
+            num_tokens: A multiple of ``step``. They are known, and the steps launched so far
+                compute their state for good; rejected drafts are not among them.
+            row: The row.
             block_ids: The blocks of every row, by group [R, blocks per row].
+            has_state: Whether the state after these tokens stands in the column where it is
+                looked for: in decode steps always, in a chunk only at its end.
         """
-        for group in self._groups:
-            is_kept = group.keeps(filled)
-            rows, columns = filled.rows[is_kept], filled.ends[is_kept] // group.tokens_per_block - 1
-            hashes = list(itertools.compress(filled.hashes, is_kept.tolist()))
-            group.pool.register(block_ids[group.index][rows, columns], hashes)
+        block_hash = hashes.at(num_tokens)
+        for group, ids in zip(self._groups, block_ids, strict=True):
+            if num_tokens % group.tokens_per_block == 0 and (has_state or not group.keeps_states):
+                block_id = ids.item(row, num_tokens // group.tokens_per_block - 1)
+                if block_id != NULL_BLOCK:
+                    group.pool.register(block_id, block_hash)
 
     def chunk_ends(self, num_computed: Ints, num_tokens: Ints) -> Ints:
         """Return where chunks of at most ``num_tokens`` more tokens should end.

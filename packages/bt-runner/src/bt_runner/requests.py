@@ -21,7 +21,6 @@ from bt_runner.prefix_cache import PrefixHashes
 
 _CHUNK = 256
 _CHUNK_BITS = 8
-_TOKEN_BYTES = 4
 _NO_TOKEN = -1
 _SEEDS = 2**64
 
@@ -256,17 +255,15 @@ class RunningRequests:
         tokens: Tokens = self._chunks[chunks].reshape(-1)[: self.num_tokens[row]]
         return tokens
 
-    def spans(self, rows: Ints, starts: Ints, size: int) -> list[memoryview]:
-        """Return ``size`` known tokens of each row from ``starts`` on, as bytes of int32."""
-        offsets = starts & (_CHUNK - 1)
-        num_chunks = (int(offsets.max(initial=0)) + size + _CHUNK - 1) >> _CHUNK_BITS
-        columns = (starts >> _CHUNK_BITS)[:, None] + np.arange(num_chunks)
-        # where a span ends before the last of the chunks, the row may have no such chunk
-        columns = np.minimum(columns, self._chunk_of.shape[1] - 1)
-        tokens = self._chunks[self._chunk_of[rows[:, None], columns]]
-        data = tokens.data.cast("B")
-        firsts = _TOKEN_BYTES * (np.arange(len(rows)) * (num_chunks * _CHUNK) + offsets)
-        return [data[first : first + _TOKEN_BYTES * size] for first in firsts.tolist()]
+    def span(self, row: int, start: int, end: int) -> memoryview:
+        """Return a row's known tokens from position ``start`` up to ``end``, to be read at once."""
+        first, last = start >> _CHUNK_BITS, (end - 1) >> _CHUNK_BITS
+        offset = start & (_CHUNK - 1)
+        if first == last:
+            offset += self._chunk_of.item(row, first) << _CHUNK_BITS
+            return self._token_view[offset : offset + end - start]
+        tokens = self._chunks[self._chunk_of[row, first : last + 1]].reshape(-1)
+        return tokens[offset : offset + end - start].data
 
     def read(self, rows: Ints, positions: Ints) -> Tokens:
         """Return the token at each position of a row; known tokens, then drafts."""
@@ -300,14 +297,13 @@ class RunningRequests:
         starts = self.num_tokens[rows]
         ends = starts + counts
         self._reserve(rows, ends)
-        for column in range(tokens.shape[1]):
-            is_given = counts > column
-            everyone = is_given.all()
-            given = rows if everyone else rows[is_given]
-            places = (starts if everyone else starts[is_given]) + column
-            chunks = self._chunk_of[given, places >> _CHUNK_BITS]
-            values = tokens[:, column] if everyone else tokens[is_given, column]
-            self._chunks[chunks, places & (_CHUNK - 1)] = values
+        if tokens.shape[1] == 1 and counts.all():
+            places, values = starts, tokens[:, 0]
+        else:
+            rows, places = np.repeat(rows, counts), ragged(starts, counts)
+            values = tokens[np.arange(tokens.shape[1]) < counts[:, None]]
+        chunks = self._chunk_of[rows, places >> _CHUNK_BITS]
+        self._chunks[chunks, places & (_CHUNK - 1)] = values
         return ends
 
     def _reserve(self, rows: Ints, ends: Ints) -> None:
@@ -332,7 +328,7 @@ class RunningRequests:
         self._num_chunks[rows] += missing
 
     def _start_chunks(self) -> None:
-        self._chunks = np.zeros((0, _CHUNK), np.int32)
+        self._set_chunks(np.zeros((0, _CHUNK), np.int32))
         self._chunk_of = np.zeros((self._max_num_reqs, 1), np.int32)
         self._num_chunks = self._zeros()
         self._free_chunks = np.zeros(0, np.int32)
@@ -346,8 +342,13 @@ class RunningRequests:
         free = np.zeros(new, np.int32)
         free[: self._num_free] = self._free_chunks[: self._num_free]
         free[self._num_free : self._num_free + new - old] = np.arange(old, new)
-        self._chunks, self._free_chunks = chunks, free
+        self._set_chunks(chunks)
+        self._free_chunks = free
         self._num_free += new - old
+
+    def _set_chunks(self, chunks: Tokens) -> None:
+        self._chunks = chunks
+        self._token_view = chunks.reshape(-1).data
 
     def _set_stop_tokens(self, row: int, stop_tokens: list[int]) -> None:
         known = [token for token in stop_tokens if 0 <= token < 2**31]

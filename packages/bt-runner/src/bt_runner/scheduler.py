@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -27,7 +28,7 @@ from bt_runner.requests import FinishReason, Request, RunningRequests
 from bt_width import ServingLimits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SchedulerOutput:
     """A step's batch: requests that decode, then those that prefill (N).
 
@@ -57,15 +58,15 @@ class SchedulerOutput:
     num_on_host: Ints
     num_preempted: int
 
-    @property
+    @cached_property
     def num_tokens(self) -> Ints:
         """[N]; tokens computed, drafts included."""
         return self.num_known + self.num_drafts
 
-    @property
+    @cached_property
     def seq_lens(self) -> Ints:
         """[N]; tokens of each request after the step, drafts included."""
-        return self.starts + self.num_known + self.num_drafts
+        return self.starts + self.num_tokens
 
 
 class StepOutput(NamedTuple):
@@ -225,16 +226,16 @@ class Scheduler:
             verified: The tokens that are kept.
             last_step: The last step launched.
         """
-        table = self.table
         places, tokens, kept = verified
-        rows, requests = batch.rows[places], batch.requests[places]
-        is_live = table.lives[rows] == batch.lives[places]
-        if not is_live.all():
-            # of those that left their row, one that ended gets nothing, a preempted one its token
-            late = self._give_late(requests[~is_live], tokens[~is_live], kept[~is_live])
-            outputs = self._take(batch, places[is_live], tokens[is_live], kept[is_live], last_step)
-            return _joined(outputs, late)
-        return self._take(batch, places, tokens, kept, last_step)
+        if len(places) < len(batch.rows):
+            batch = _picked(batch, places, batch.num_preempted)
+        is_live = self.table.lives[batch.rows] == batch.lives
+        if is_live.all():
+            return self._take(batch, tokens, kept, last_step)
+        # of those that left their row, one that ended gets nothing, a preempted one its token
+        late = self._give_late(batch.requests[~is_live], tokens[~is_live], kept[~is_live])
+        batch = _picked(batch, is_live.nonzero()[0], batch.num_preempted)
+        return _joined(self._take(batch, tokens[is_live], kept[is_live], last_step), late)
 
     def verify(self, batch: SchedulerOutput, chosen: Tokens) -> Verified:
         """Return which of the tokens that a step chose are kept.
@@ -331,18 +332,20 @@ class Scheduler:
         starts, num_tokens = table.num_computed[rows], table.num_tokens[rows]
         lacking = num_tokens + table.num_in_flight[rows] - starts
         is_prefilling = (starts == 0) | (lacking > 1)
-        wanted = lacking
+        given = lacking
         if self._limits.num_speculative_tokens:
             # a step never computes past the end of its request
             room = table.max_len[rows] - starts - lacking
             drafts = np.where(is_prefilling, 0, np.minimum(table.num_drafts[rows], room))
-            wanted = wanted + drafts
-        left = budget - (wanted.cumsum() - wanted)
-        given = np.minimum(wanted, left)
+            given = lacking + drafts
+        count = len(rows)
+        if given.sum() > budget:
+            left = budget - (given.cumsum() - given)
+            given = np.minimum(given, left)
+            count = int((left > 0).sum())
         if is_prefilling.any():
             # a prompt's chunk ends where the state that it leaves can be found again
             given = np.where(is_prefilling, self.kv.chunk_ends(starts, given) - starts, given)
-        count = int((left > 0).sum())
         num_known = np.minimum(lacking, given)[:count]
         num_drafts = given[:count] - num_known
         return SchedulerOutput(
@@ -352,7 +355,7 @@ class Scheduler:
             starts=starts[:count],
             num_known=num_known,
             num_drafts=num_drafts,
-            num_choices=np.where(num_known == lacking[:count], 1 + num_drafts, 0),
+            num_choices=(num_known == lacking[:count]) * (1 + num_drafts),
             is_prefilling=is_prefilling[:count],
             num_on_host=num_tokens[:count] + num_drafts,
             num_preempted=0,
@@ -379,36 +382,33 @@ class Scheduler:
         return admitted
 
     def _take(
-        self, batch: SchedulerOutput, places: Ints, tokens: Tokens, kept: Ints, last_step: int
+        self, batch: SchedulerOutput, tokens: Tokens, kept: Ints, last_step: int
     ) -> StepOutputs:
         """Give requests that still have their rows their tokens."""
-        table = self.table
-        rows = batch.rows[places]
-        lens = table.num_tokens[rows]
-        kept = np.minimum(kept, table.max_len[rows] - lens)
+        table, rows = self.table, batch.rows
+        room = table.max_len[rows] - table.num_tokens[rows]
+        kept = np.minimum(kept, room)
         stop = table.first_stop(rows, tokens)
         stops = stop < kept
         kept = np.minimum(kept, stop + 1)
         table.append(rows, tokens, kept)
         reasons: dict[int, FinishReason] = {}
-        has_ended = stops | (lens + kept >= table.max_len[rows])
+        has_ended = stops | (kept == room)
         if has_ended.any():
             ended = has_ended.nonzero()[0]
             for place in ended.tolist():
                 reason = FinishReason.STOP if stops[place] else FinishReason.LENGTH
-                reasons[place] = batch.requests[places[place]].finish_reason = reason
+                reasons[place] = batch.requests[place].finish_reason = reason
             self._give_up_rows(rows[ended], last_step)
             for place in ended.tolist():
-                del self.requests[batch.requests[places[place]].request_id]
-        has_drafts = (batch.num_drafts[places] > 0) & ~has_ended
-        if has_drafts.any():
-            moved = places[has_drafts]
-            num_computed = batch.starts[moved] + batch.num_known[moved] + kept[has_drafts] - 1
-            table.num_computed[batch.rows[moved]] = num_computed
-            is_prefilling = batch.is_prefilling[moved]
-            self.kv.keep(batch.rows[moved], num_computed, table, is_prefilling)
-            self.kv.advance(batch.rows[moved], num_computed, last_step=last_step)
-        return StepOutputs(batch.requests[places], tokens, kept, reasons)
+                del self.requests[batch.requests[place].request_id]
+        if self._limits.num_speculative_tokens:
+            moved = ((batch.num_drafts > 0) & ~has_ended).nonzero()[0]
+            rows, num_computed = rows[moved], (batch.starts + batch.num_known + kept - 1)[moved]
+            table.num_computed[rows] = num_computed
+            self.kv.keep(rows, num_computed, table, batch.is_prefilling[moved])
+            self.kv.advance(rows, num_computed, last_step=last_step)
+        return StepOutputs(batch.requests, tokens, kept, reasons)
 
     def _give_late(self, requests: NDArray[np.object_], tokens: Tokens, kept: Ints) -> StepOutputs:
         """Give preempted requests the tokens that were on their way."""
@@ -456,7 +456,7 @@ def _first(batch: SchedulerOutput, count: int) -> SchedulerOutput:
 def _decodes_first(batch: SchedulerOutput, num_preempted: int) -> SchedulerOutput:
     """Return a batch whose decodes stand before its prefills: builders split it there."""
     prefills = batch.is_prefilling
-    if not num_preempted and not (prefills[:-1] & ~prefills[1:]).any():
+    if not num_preempted and not (prefills[:-1] > prefills[1:]).any():
         return batch
     return _picked(batch, prefills.argsort(kind="stable"), num_preempted)
 
