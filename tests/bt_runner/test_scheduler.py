@@ -1,15 +1,24 @@
 """Which requests compute how many tokens in the next step."""
 
+from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bt_runner.errors import RequestRefusedError
-from bt_runner.kv_cache_manager import KVCacheManager
+from bt_runner.kv_cache_manager import KVCacheManager, pool_sizes
 from bt_runner.requests import Request, SamplingParams
 from bt_runner.scheduler import Scheduler, SchedulerOutput
-from bt_width import AttentionSpec, BlockTableLayout, ServingLimits
+from bt_width import (
+    AttentionSpec,
+    BlockTableLayout,
+    CacheSpec,
+    MambaSpec,
+    RingSpec,
+    ServingLimits,
+    SlidingWindowSpec,
+)
 
 
 def _scheduler(num_blocks: int = 50, **changes: Any) -> Scheduler:
@@ -245,3 +254,57 @@ def test_starting_over_returns_every_block_and_keeps_the_order() -> None:
     assert [request.request_id for request in scheduler.waiting] == ["a", "b"]
     assert _batch(scheduler.schedule(0)) == [("a", 0, 3), ("b", 0, 3)]
     assert scheduler.kv.take_edits().cleared == [0, 1, 2]
+
+
+def _run_alone(spec: CacheSpec, steps_in_flight: int) -> int:
+    """Run the longest request in pools of the default size, and count the steps it waited for."""
+    limits = ServingLimits(max_model_len=128, max_num_reqs=1, max_num_batched_tokens=16)
+    layout = BlockTableLayout.plan(spec, limits)
+    sizes = pool_sizes([layout], None, steps_in_flight=steps_in_flight)
+    scheduler = Scheduler(limits, KVCacheManager([layout], sizes, prefix_caching=True))
+    scheduler.add(_request("longest", 60, 68))
+    in_flight: deque[tuple[int, SchedulerOutput]] = deque()
+    step = num_waits = 0
+    while scheduler.requests or in_flight:
+        while len(in_flight) < 2:
+            batch = scheduler.schedule(step)
+            if not len(batch.rows):
+                break
+            step += 1
+            scheduler.kv.take_edits()
+            scheduler.launched(batch, step)
+            in_flight.append((step, batch))
+        assert in_flight, "it waits, and nothing is under way that could end"
+        table = scheduler.table
+        known = table.num_tokens + table.num_in_flight
+        num_waits += len(in_flight) < 2 and bool((known < table.max_len)[scheduler.running].any())
+        ended, batch = in_flight.popleft()
+        chosen = np.full(int(batch.num_choices.sum()), 99, np.int32)
+        scheduler.update(batch, scheduler.verify(batch, chosen), step)
+        scheduler.kv.complete(ended)
+    return num_waits
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(AttentionSpec(block_size=8), id="attention"),
+        pytest.param(SlidingWindowSpec(block_size=8, window=20), id="window"),
+        pytest.param(MambaSpec(block_size=8, mode="align"), id="states"),
+        pytest.param(MambaSpec(block_size=8, mode="none"), id="state"),
+        pytest.param(RingSpec(block_size=8), id="ring"),
+    ],
+)
+def test_the_longest_request_runs_alone_with_two_steps_in_flight(
+    spec: CacheSpec, steps_in_flight: int
+) -> None:
+    """Where the pool is planned for one step, a step waits for the one before and goes on."""
+    _run_alone(spec, steps_in_flight)
+
+
+def test_a_pool_for_two_steps_in_flight_has_a_state_for_each() -> None:
+    """So that no step waits for the state that the one before still reads."""
+    states = MambaSpec(block_size=8, mode="align")
+    assert _run_alone(states, steps_in_flight=1) > 0
+    assert _run_alone(states, steps_in_flight=2) == 0

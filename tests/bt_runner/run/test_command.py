@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import resource
@@ -16,7 +17,9 @@ from tests.support.hf_recording import greedy
 from tests.support.tokenizers import write_byte_tokenizer
 
 from bt_runner.cli import run
+from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.checkpoint import load_tokenizer
+from bt_runner.run import command
 
 NUM_NEW = 10
 
@@ -218,3 +221,19 @@ def test_damaged_weights_are_refused(
 
     assert _run(tmp_path, "--prompt", "abc") == 2
     assert re.search("model.norm.weight in .* holds NaN", capsys.readouterr().err)
+
+
+def test_a_model_that_caches_no_prefix_says_so_at_its_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One state a request: with it nothing of a beginning is kept."""
+    tiny_model("mamba2", seed=0, vocab_size=256).save_pretrained(tmp_path)
+    write_byte_tokenizer(tmp_path)
+    one_state = functools.partial(CacheOptions, mamba_mode="none", num_speculative_blocks=0)
+    monkeypatch.setattr(command, "CacheOptions", lambda **_: one_state())
+
+    assert _run(tmp_path, "--prompt", "hello", "--max-new-tokens", "2") == 0
+
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("no prefix is cached: group ")
+    assert told[1].startswith("2 tokens in")

@@ -346,7 +346,7 @@ class Engine(EngineLoop):
         require_step_memory(attention, limits, device)
         setup = init_attention(attention, limits, device)
         require_one_plan(ranks, setup.layouts)
-        sizes = pool_sizes(setup.layouts, num_blocks)
+        sizes = pool_sizes(setup.layouts, num_blocks, steps_in_flight=max_steps_in_flight)
         # the caches first: they are refused where memory cannot hold so many blocks
         self._caches = Caches(self.groups, setup.layouts, sizes, dtype, device)
         names = [group.name for group in self.groups]

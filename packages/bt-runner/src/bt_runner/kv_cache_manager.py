@@ -490,14 +490,18 @@ _NO_IDS: Tokens = np.empty(0, np.int32)
 
 
 def pool_sizes(
-    layouts: Sequence[BlockTableLayout], num_blocks: int | Sequence[int] | None
+    layouts: Sequence[BlockTableLayout],
+    num_blocks: int | Sequence[int] | None,
+    *,
+    steps_in_flight: int,
 ) -> tuple[int, ...]:
     """Return the blocks of each group's pool, the null block included.
 
     Args:
         layouts: The groups' plans.
         num_blocks: Of each pool, or of all; by default enough for as many of the longest
-            requests as may run.
+            requests as may run, with none waiting for the blocks of a step in flight.
+        steps_in_flight: The most that may be under way at once.
 
     Raises:
         BadInputError: They are not as many as the groups, or one is not an int.
@@ -519,6 +523,8 @@ def pool_sizes(
     return tuple(
         1
         + layout.limits.max_num_reqs
-        * layout.max_resident_blocks(layout.limits.max_num_batched_tokens)
+        * layout.max_resident_blocks(
+            layout.limits.max_num_batched_tokens, steps_in_flight=steps_in_flight
+        )
         for layout in layouts
     )

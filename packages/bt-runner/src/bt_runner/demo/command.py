@@ -25,6 +25,7 @@ from bt_runner.models.weights import random_weights
 from bt_runner.processes import joined_ranks
 from bt_runner.recorder import Recorder
 from bt_runner.requests import Request, SamplingParams
+from bt_runner.terminal.prefixes import tell_why_nothing_is_shared
 from bt_runner.terminal.progress import progress_bar
 from bt_runner.terminal.threads import one_thread
 from bt_width import ContextParallel, ServingLimits
@@ -81,7 +82,10 @@ def _run_on(
         graphs=GraphOptions(batch_sizes=(*GRAPH_SIZES, args.max_num_seqs) if args.graphs else ()),
         sanitizes=args.sanitize,
         prefix_caching=not args.no_prefix_caching,
+        workspace_bytes=args.workspace,
     )
+    if ranks.rank == 0:
+        tell_why_nothing_is_shared(engine.prefixes)
     place = f"{device}" if ranks.size == 1 else f"{ranks.size} ranks, {device.type}"
     print(f"bt-runner demo on {place}, {args.dtype}\n")
     print(groups_table(engine))

@@ -26,6 +26,7 @@ from bt_runner.models.config import ModelConfig
 from bt_runner.models.sharding import Ranks
 from bt_runner.processes import joined_ranks
 from bt_runner.requests import SamplingParams
+from bt_runner.terminal.prefixes import tell_why_nothing_is_shared
 from bt_runner.terminal.prompts import read_prompt_lines
 from bt_width import ContextParallel, ServingLimits
 
@@ -59,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
             ranks=ranks,
             sanitizes=args.sanitize,
             prefix_caching=not args.no_prefix_caching,
+            workspace_bytes=args.workspace,
         )
+        if ranks.rank == 0:
+            tell_why_nothing_is_shared(engine.prefixes)
         params = SamplingParams(
             max_new_tokens=args.max_new_tokens,
             temperature=args.temperature,

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from bt_runner.terminal.values import count, seed, temperature
+from bt_width.plan.sizes import parse_bytes
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
@@ -105,10 +106,19 @@ def _add_limit_options(
 
 
 def _add_engine_switches(parser: argparse.ArgumentParser) -> None:
-    """Add whether prefixes are cached, and whether the sanitizer is on."""
+    """Add whether prefixes are cached, a layer's memory, and whether the sanitizer is on."""
     parser.add_argument(
         "--no-prefix-caching",
         action="store_true",
         help="compute equal beginnings of texts anew",
+    )
+    parser.add_argument(
+        "--workspace",
+        type=parse_bytes,
+        # of models.layers.pieces, which would bring torch along
+        default="256MiB",
+        metavar="BYTES",
+        help="for a layer's temporary tensors; what needs more is done in pieces "
+        "(default: %(default)s)",
     )
     parser.add_argument("--sanitize", action="store_true", help="check every step's tables")
