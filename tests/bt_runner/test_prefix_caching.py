@@ -111,6 +111,7 @@ def _hash_without_its_parent(patch: pytest.MonkeyPatch) -> None:
 
     def add(self: TokenHashes, tokens: memoryview) -> None:
         self._hashes.append(hashlib.sha256(tokens).digest())
+        self.num_hashed += self._step
 
     patch.setattr(TokenHashes, "add", add)
 

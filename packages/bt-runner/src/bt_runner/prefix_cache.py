@@ -68,6 +68,7 @@ class PrefixHashes(Protocol):
 class TokenHashes:
     """Hashes of token ids, one every step tokens; they grow as tokens become known."""
 
+    __slots__ = ("_hashes", "_root", "_running", "_step", "num_hashed")
     max_hashed = MAX_POSITION
 
     def __init__(self, root: BlockHash, step: int) -> None:
@@ -80,11 +81,6 @@ class TokenHashes:
         self._root = root
         self._step = step
         self.restart()
-
-    @property
-    def num_hashed(self) -> int:
-        """Tokens that have hashes."""
-        return len(self._hashes) * self._step
 
     def at(self, num_tokens: int) -> BlockHash:
         """Return the hash of the first ``num_tokens`` tokens, a multiple of the step."""
@@ -100,11 +96,13 @@ class TokenHashes:
         """Hash the next step's tokens."""
         self._running.update(tokens)
         self._hashes.append(self._running.digest())
+        self.num_hashed += self._step
 
     def restart(self) -> None:
         """Forget all tokens."""
         self._running = hashlib.sha256(self._root)
         self._hashes: list[BlockHash] = []
+        self.num_hashed = 0
 
 
 class TraceHashes:
