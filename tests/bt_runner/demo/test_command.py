@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 import pytest
-from bt_runner.models.layers.pieces import WORKSPACE_BYTES
 
 from bt_runner.__main__ import main
+from bt_runner.memory import WORKSPACE_BYTES
 from bt_runner.terminal.options import add_demo_options
 
 

@@ -115,7 +115,7 @@ def _add_engine_switches(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workspace",
         type=parse_bytes,
-        # of models.layers.pieces, which would bring torch along
+        # of memory, which would bring torch along
         default="256MiB",
         metavar="BYTES",
         help="for a layer's temporary tensors; what needs more is done in pieces "
