@@ -12,8 +12,7 @@ from tests.support.model_configs import write_config
 
 from bt_runner.cli import run
 from bt_runner.replay.loop import Replay
-from bt_runner.replay.traffic.common import longest_common_beginning
-from bt_runner.replay.traffic.trace import TraceRequest
+from bt_runner.replay.traffic.trace import TraceRequest, longest_common_beginning
 
 
 def command(folder: Path, trace: str, *options: str) -> list[str]:
@@ -75,7 +74,7 @@ def test_blocks_longer_than_what_prompts_share_are_told_of(
     trace = mooncake((5_000, [*range(10)]), (5_000, [0, 1, *range(20, 28)]))
 
     assert run(command(tmp_path, trace, "--dcp", "8", "--block-size", "512")) == 0
-    assert "--block-size 512 and --dcp 8 make blocks of 4,096" in capsys.readouterr().err
+    assert "which are 4,096 tokens over all ranks" in capsys.readouterr().err
     assert run(command(tmp_path, trace, "--block-size", "512")) == 0
     assert "warning" not in capsys.readouterr().err
 

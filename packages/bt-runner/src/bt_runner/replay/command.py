@@ -18,17 +18,16 @@ from bt_runner.replay.loop import Replay, ReplayOptions
 from bt_runner.replay.model_groups import attention_group
 from bt_runner.replay.pool_sizes import average_pool_sizes
 from bt_runner.replay.traffic.arrivals import Arrivals
-from bt_runner.replay.traffic.common import longest_common_beginning
 from bt_runner.replay.traffic.trace import (
     MalformedLine,
     TraceRequest,
+    longest_common_beginning,
     read_trace,
     with_hash_tokens,
 )
 from bt_runner.report.page import require_report_library, write_report
 from bt_runner.report.recorder import StepRecorder, StepTotals
-from bt_runner.terminal.progress import progress_bar
-from bt_runner.terminal.threads import one_thread
+from bt_runner.terminal.running import one_thread, progress_bar
 from bt_tables import StagedBlockTables
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableLayout

@@ -1,1 +1,1 @@
-"""What the commands share: options, a file of prompts, a bar, one thread."""
+"""What the commands share: options, a file of prompts, what stands around a run."""

@@ -366,3 +366,19 @@ def _count(
         shown_name = default_name if value is None else name
         raise ValueError(f"{shown_name} must be a positive int, not {shown(value)}")
     return number
+
+
+def longest_common_beginning(requests: Iterable[TraceRequest]) -> int:
+    """Return the tokens of the longest beginning that a prompt shares with an earlier one."""
+    seen: dict[tuple[int, int], int] = {}
+    longest = 0
+    for request in requests:
+        place, num_common, is_known = 0, 0, True
+        for hash_id in request.hash_ids:
+            # a beginning is numbered when it is first seen, after the one before it
+            key = (place, hash_id)
+            is_known = is_known and key in seen
+            num_common += is_known
+            place = seen.setdefault(key, len(seen) + 1)
+        longest = max(longest, min(num_common * request.hash_tokens, request.prompt_len))
+    return longest

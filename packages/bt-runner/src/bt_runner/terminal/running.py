@@ -1,7 +1,11 @@
-"""A bar that grows, where there is a terminal to show it on."""
+"""What stands around a run: a bar that grows, and torch kept to one thread."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -17,3 +21,14 @@ def progress_bar() -> Progress:
         console=console,
         disable=not console.is_terminal,
     )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread inside, for tensors so small that more would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

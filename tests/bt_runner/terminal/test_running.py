@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bt_runner.terminal.threads import one_thread
+from bt_runner.terminal.running import one_thread
 
 
 def test_torch_has_one_thread_inside_and_its_own_after_an_error() -> None:
