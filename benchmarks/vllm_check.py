@@ -36,7 +36,7 @@ FullAttentionSpec.__name__ = "AttentionSpec"
 
 
 def output(new: list[Any], cached: list[str]) -> Any:
-    """Return what a scheduler says of a step in which nobody gets a block."""
+    """Return what a scheduler says of a step in which no request gets a block."""
     return SimpleNamespace(
         finished_req_ids=set(),
         preempted_req_ids=None,
