@@ -25,13 +25,8 @@ from bt_runner.models.weights import random_weights
 from bt_runner.processes import joined_ranks
 from bt_runner.recorder import Recorder
 from bt_runner.requests import Request, SamplingParams
-<<<<<<< HEAD
 from bt_runner.terminal.prefixes import tell_why_nothing_is_shared
-from bt_runner.terminal.progress import progress_bar
-from bt_runner.terminal.threads import one_thread
-=======
 from bt_runner.terminal.running import one_thread, progress_bar
->>>>>>> 2057dec (Join the two small files around a run, and what a trace's prompts share with its reader)
 from bt_width import ContextParallel, ServingLimits
 
 MAX_MODEL_LEN = 4_096
