@@ -2,8 +2,10 @@
 
 import os
 
-# Triton's own library reads it when it is first imported.
+# Read when a library is first imported: Triton interprets kernels, and tensors of tests are so
+# small that a second thread only waits. Processes that tests start have both, too.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 

@@ -18,7 +18,6 @@ from tests.bt_runner.harness import (
     verdicts,
 )
 
-from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError, RequestRefusedError
 from bt_runner.kv_cache_manager import KVCacheManager
 from bt_runner.model_runner import InFlightStep, ModelRunner
@@ -55,18 +54,14 @@ def test_a_quarter_of_the_blocks_gives_the_same_tokens(mode: str) -> None:
     quarter = [1 + layout.num_blocks(51) for layout in ample.layouts[:2]]
     quarter.append(1 + 2 * ample.layouts[2].max_resident_blocks(16))
     scarce = tiny_engine(options=tiny_options(mamba_mode=mode), num_blocks=quarter)
-    num_preemptions = _count_preemptions(scarce, traffic)
-    assert num_preemptions > 0
-    scarce = tiny_engine(options=tiny_options(mamba_mode=mode), num_blocks=quarter)
-    assert decode(scarce, traffic) == decode(ample, traffic) == decode_all_densely(traffic)
-
-
-def _count_preemptions(engine: Engine, traffic: Traffic) -> int:
     pairs = zip(traffic.prompts, traffic.params, strict=True)
-    requests = [engine.add_request(prompt, params) for prompt, params in pairs]
-    while engine.has_work:
-        engine.step()
-    return sum(request.num_preemptions for request in requests)
+    requests = [scarce.add_request(prompt, params) for prompt, params in pairs]
+    while scarce.has_work:
+        scarce.step()
+
+    assert sum(request.num_preemptions for request in requests) > 0
+    outputs = [request.output for request in requests]
+    assert outputs == decode(ample, traffic) == decode_all_densely(traffic)
 
 
 def test_a_resumed_request_holds_only_its_new_blocks() -> None:
