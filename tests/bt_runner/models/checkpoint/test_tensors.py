@@ -157,6 +157,28 @@ def test_an_index_leads_nowhere_else(
     assert name in str(refused.value)
 
 
+def test_an_index_of_countless_files_is_refused(tmp_path: Path) -> None:
+    """Before the first of them is looked for."""
+    write_tensors(tmp_path, MAMBA2)
+    weight_map = {f"tensor-{each}": f"{each}.safetensors" for each in range(100_001)}
+    index = json.dumps({"weight_map": weight_map})
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+
+    with pytest.raises(BadInputError, match=r"index\.json names 100,001 files$"):
+        _load(tmp_path)
+
+
+def test_a_name_of_any_length_is_not_echoed(tmp_path: Path) -> None:
+    """The file's own tensors are named by what they begin with."""
+    written = write_tensors(tmp_path, MAMBA2)
+    save_file(written | {"x" * 10**6: torch.ones(1)}, tmp_path / "model.safetensors")
+
+    with pytest.raises(BadInputError, match="holds x+, which its configuration does not") as said:
+        _load(tmp_path)
+
+    assert len(str(said.value)) < 600
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_damaged_numbers_are_refused(tmp_path: Path, value: float) -> None:
     """A model with NaN would write something, and end as if all were well."""

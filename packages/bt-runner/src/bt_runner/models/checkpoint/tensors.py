@@ -112,7 +112,9 @@ def _headers(safetensors: ModuleType, directory: Path) -> dict[str, _Stored]:
                 for name in header.keys():  # noqa: SIM118 (it is not a mapping)
                     tensor = header.get_slice(name)
                     if name in stored:
-                        raise BadInputError(f"{name} lies in two files of {directory}", name=name)
+                        raise BadInputError(
+                            f"{name:.200} lies in two files of {directory}", name=name
+                        )
                     stored[name] = _Stored(
                         file, name, tuple(tensor.get_shape()), tensor.get_dtype()
                     )
@@ -221,4 +223,5 @@ def _check(
 
 
 def _first_and_count(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    first = f"{names[0]:.200}"
+    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"
