@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bt_runner.errors import BadInputError
-from bt_runner.memory import require_memory
+from bt_runner.memory import memory_refused, require_memory
 from bt_runner.models.cache.cache_groups import CachedTensor, CacheGroup, cache_dtype
 from bt_runner.models.cache.paging import write
 from bt_tables import kv_cache_shape
@@ -37,25 +36,22 @@ class Caches:
             BadInputError: Memory is too small for it.
         """
         self._groups = tuple(groups)
-        self.tensors: dict[tuple[int, str], Tensor] = {}
-        num_bytes = sum(
-            math.prod(kv_cache_shape(layout, count, tensor.shape, member=_member(layout, tensor)))
-            * cache_dtype(tensor, dtype).itemsize
+        shapes = {
+            tensor: kv_cache_shape(layout, count, tensor.shape, member=_member(layout, tensor))
             for group, layout, count in zip(groups, layouts, num_blocks, strict=True)
             for tensor in group.tensors
-        )
+        }
         require_memory(
             f"caches of {max(num_blocks, default=0):,} blocks",
-            num_bytes,
+            sum(math.prod(shape) * cache_dtype(t, dtype).itemsize for t, shape in shapes.items()),
             device,
             advice="make num_blocks, max_num_reqs or max_model_len smaller",
         )
-        for group, layout, count in zip(groups, layouts, num_blocks, strict=True):
-            for tensor in group.tensors:
-                shape = kv_cache_shape(layout, count, tensor.shape, member=_member(layout, tensor))
-                self.tensors[tensor.layer, tensor.name] = _allocate(
-                    shape, cache_dtype(tensor, dtype), device
-                )
+        with memory_refused():
+            self.tensors = {
+                (t.layer, t.name): torch.zeros(shape, dtype=cache_dtype(t, dtype), device=device)
+                for t, shape in shapes.items()
+            }
 
     def __getitem__(self, key: tuple[int, str]) -> Tensor:
         """Return a layer's cache of that name."""
@@ -76,20 +72,6 @@ class Caches:
         for tensor in self._groups[group].tensors:
             cache = self[tensor.layer, tensor.name]
             write(cache, target_ids, cache[source_ids])
-
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    try:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    except (RuntimeError, TypeError) as error:
-        # torch raises the latter for a number beyond int64
-        num_bytes = math.prod(shape) * dtype.itemsize
-        raise BadInputError(
-            f"a cache of {shape[0]:,} blocks takes {num_bytes:,} bytes, and {device} does not "
-            "give them: make num_blocks smaller",
-            num_blocks=shape[0],
-            num_bytes=num_bytes,
-        ) from error
 
 
 def _member(layout: BlockTableLayout, tensor: CachedTensor) -> str | None:
