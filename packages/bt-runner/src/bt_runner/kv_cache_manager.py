@@ -24,42 +24,53 @@ from bt_width.layout import MAX_POSITION
 
 
 @dataclass(frozen=True, slots=True)
-class _Growth:
-    """New columns at the end of rows: null ones, then blocks moved there, then fresh ones.
+class _Before:
+    """Columns that rows gain before their fresh blocks: null ones, then blocks moved there.
 
     Attributes:
-        places: [M]; which of the rows grow, as indices into those that were asked about.
         num_null: [M]; null columns of each.
         moved: [M, K]; whether the row's block in the K-th column after the one it reads
             moves to its end; what moves leaves a null column behind.
         first_moved: [M]; the column that ``moved`` begins with.
-        num_fresh: [M]; blocks from the pool.
     """
 
-    places: Ints
     num_null: Ints
     moved: Flags
     first_moved: Ints
+
+    def first(self, count: int) -> _Before:
+        """Return those of the leading rows."""
+        return _Before(self.num_null[:count], self.moved[:count], self.first_moved[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """New columns at the end of rows.
+
+    Attributes:
+        places: [M]; which of the rows grow, as indices into those that were asked about.
+        num_fresh: [M]; blocks from the pool.
+        before: What stands before those; None where nothing does.
+    """
+
+    places: Ints
     num_fresh: Ints
+    before: _Before | None
 
     def num_fitting(self, num_free: int, num_rows: int) -> int:
         """Return how many leading rows ``num_free`` blocks are enough for."""
-        ends = self.num_fresh.cumsum()
-        num_served = int(ends.searchsorted(num_free, side="right"))
-        return num_rows if num_served == len(ends) else int(self.places[num_served])
+        if self.num_fresh.sum() <= num_free:
+            return num_rows
+        num_served = int(self.num_fresh.cumsum().searchsorted(num_free, side="right"))
+        return int(self.places[num_served])
 
     def first(self, num_rows: int) -> _Growth:
         """Return the growth of the leading rows."""
         count = int(self.places.searchsorted(num_rows))
         if count == len(self.places):
             return self
-        return _Growth(
-            self.places[:count],
-            self.num_null[:count],
-            self.moved[:count],
-            self.first_moved[:count],
-            self.num_fresh[:count],
-        )
+        before = None if self.before is None else self.before.first(count)
+        return _Growth(self.places[:count], self.num_fresh[:count], before)
 
 
 class GroupBlocks:
@@ -110,8 +121,7 @@ class GroupBlocks:
             return None
         missing = self.num_blocks(seq_lens[places]) - self.held[rows[places]]
         if not self._keeps_states:
-            nothing = np.zeros_like(missing)
-            return _Growth(places, nothing, np.zeros((len(places), 0), bool), nothing, missing)
+            return _Growth(places, missing, None)
         # between the state that a step reads and the one it writes nothing is kept: columns it
         # skips are null, and drafts' states that stand there move to the end of the row
         rows, held = rows[places], self.held[rows[places]]
@@ -126,30 +136,34 @@ class GroupBlocks:
         owners, offsets = moved.nonzero()
         moved[owners, offsets] = self.block_ids[rows[owners], columns[owners, offsets]] > 0
         moved &= moved.cumsum(axis=1) <= missing[:, None]
-        num_fresh = missing - moved.sum(axis=1)
-        return _Growth(places, num_null, moved, read + 1, num_fresh)
+        before = _Before(num_null, moved, read + 1) if moved.any() or num_null.any() else None
+        return _Growth(places, missing - moved.sum(axis=1), before)
 
     def grow(self, rows: Ints, growth: _Growth) -> tuple[Ints, Tokens, Ints]:
         """Add columns to rows; return how many, the new ids row by row, and the rows that moved."""
-        rows = rows[growth.places]
-        fresh = self.pool.allocate(int(growth.num_fresh.sum()))
-        num_moved = growth.moved.sum(axis=1)
-        counts = growth.num_null + num_moved + growth.num_fresh
-        if not growth.moved.any() and not growth.num_null.any():
-            ids = fresh
-        else:
+        rows, counts, before = rows[growth.places], growth.num_fresh, growth.before
+        ids = fresh = self.pool.allocate(int(counts.sum()))
+        movers = rows[:0]
+        if before is not None:
+            num_moved = before.moved.sum(axis=1)
+            counts = before.num_null + num_moved + growth.num_fresh
             ends = counts.cumsum()
-            ids = np.full(int(ends[-1]) if len(ends) else 0, NULL_BLOCK, np.int32)
-            owners, offsets = growth.moved.nonzero()
-            columns = growth.first_moved[owners] + offsets
+            ids = np.full(int(ends[-1]), NULL_BLOCK, np.int32)
+            owners, offsets = before.moved.nonzero()
+            columns = before.first_moved[owners] + offsets
             ids[ragged(ends - growth.num_fresh - num_moved, num_moved)] = self.block_ids[
                 rows[owners], columns
             ]
             ids[ragged(ends - growth.num_fresh, growth.num_fresh)] = fresh
             self.block_ids[rows[owners], columns] = NULL_BLOCK
-        self.block_ids[np.repeat(rows, counts), ragged(self.held[rows], counts)] = ids
+            movers = rows[num_moved > 0]
+        if len(ids) == len(rows):
+            # one each
+            self.block_ids[rows, self.held[rows]] = ids
+        else:
+            self.block_ids[np.repeat(rows, counts), ragged(self.held[rows], counts)] = ids
         self.held[rows] += counts
-        return counts, ids, rows[num_moved > 0]
+        return counts, ids, movers
 
     def trim(self, rows: Ints, num_computed: Ints, last_step: int) -> Ints | None:
         """Give back the leading blocks that no later step reads; return the rows, or None."""

@@ -309,10 +309,11 @@ class RunningRequests:
     def _reserve(self, rows: Ints, ends: Ints) -> None:
         """Give rows the chunks that tokens before ``ends`` need."""
         needed = (ends + (_CHUNK - 1)) >> _CHUNK_BITS
-        missing = needed - self._num_chunks[rows]
-        if missing.max(initial=0) <= 0:
+        places = (needed > self._num_chunks[rows]).nonzero()[0]
+        if not len(places):
             return
-        missing = np.maximum(missing, 0)
+        rows, needed = rows[places], needed[places]
+        missing = needed - self._num_chunks[rows]
         total, widest = int(missing.sum()), int(needed.max())
         if widest > self._chunk_of.shape[1]:
             width = max(widest, 2 * self._chunk_of.shape[1])
@@ -325,7 +326,7 @@ class RunningRequests:
         columns = ragged(self._num_chunks[rows], missing)
         self._num_free -= total
         self._chunk_of[owners, columns] = self._free_chunks[self._num_free : self._num_free + total]
-        self._num_chunks[rows] += missing
+        self._num_chunks[rows] = needed
 
     def _start_chunks(self) -> None:
         self._set_chunks(np.zeros((0, _CHUNK), np.int32))
