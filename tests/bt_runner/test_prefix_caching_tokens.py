@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 import torch
@@ -77,6 +78,7 @@ def _replay(engine: Engine, conversation: _Conversation) -> None:
     assert found == conversation.wanted
 
 
+@cache
 def _scenario(seed: int) -> tuple[int, int]:
     """Run a random scenario; return the tokens that were hit and the preemptions."""
     draw = random.Random(seed)
