@@ -173,7 +173,7 @@ def test_a_name_of_any_length_is_not_echoed(tmp_path: Path) -> None:
     written = write_tensors(tmp_path, MAMBA2)
     save_file(written | {"x" * 10**6: torch.ones(1)}, tmp_path / "model.safetensors")
 
-    with pytest.raises(BadInputError, match="holds x+, which its configuration does not") as said:
+    with pytest.raises(BadInputError, match=r"holds x+, which its configuration does not") as said:
         _load(tmp_path)
 
     assert len(str(said.value)) < 600
