@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.support.compiled import compile_resources
 from tests.support.table_kernels import TABLE_KERNELS
 
 
@@ -14,10 +15,10 @@ def main() -> int:
     """Print one line a kernel and architecture; fail if any spills."""
     print(f"{'kernel':<20} {'target':<8} registers  spilled bytes  local bytes  stack bytes")
     worst = 0
-    for kernel in TABLE_KERNELS:
-        for usage in kernel.resources():
+    for name, found in compile_resources(TABLE_KERNELS).items():
+        for usage in found:
             print(
-                f"{kernel.name:<20} {f'sm_{usage.architecture}':<8} {usage.registers:>9}  "
+                f"{name:<20} {f'sm_{usage.architecture}':<8} {usage.registers:>9}  "
                 f"{usage.spills:>13}  {usage.local:>11}  {usage.stack:>11}"
             )
             worst = max(worst, usage.spills, usage.local)

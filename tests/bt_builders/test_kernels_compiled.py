@@ -1,11 +1,10 @@
 """Every kernel compiles for GPUs that are not there, and keeps to its registers."""
 
 import json
+from collections.abc import Iterable
 
 import pytest
-from tests.support.compiled import compile_resources, run_compiled
-
-long = pytest.mark.long
+from tests.support.compiled import ARCHITECTURES, KernelUse, compile_resources, run_compiled
 
 ROWS = {"TOKENS_PER_STATE": 4, "SHARDS": 2, "RANK": 1, "INTERLEAVE": 16}
 STATES = {"NULL_BLOCK": 0, "STATE_PAD": 0, "TOKENS_PER_COLUMN": 16, "NUM_STATES": 4}
@@ -93,31 +92,28 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
 FILES = {"state_ids": "states", "commit_states": "states"}
 
 
-# the two largest on one architecture; `hatch run long` compiles the others
-NOW = {("expand_rows", 90), ("step_drafts", 90)}
-CASES = [(name, architecture) for name in KERNELS for architecture in (80, 90, 100)]
+def use_of(name: str, *architectures: int) -> KernelUse:
+    where = f"bt_builders.kernels.{FILES.get(name, 'tokens')}:{name}_kernel"
+    return KernelUse(name, where, *KERNELS[name], architectures)
 
 
-@pytest.mark.parametrize(
-    ("name", "architecture"),
-    [
-        pytest.param(*case, id=f"{case[0]}-sm_{case[1]}", marks=[] if case in NOW else long)
-        for case in CASES
-    ],
-)
-def test_it_compiles_without_spills_or_local_memory(name: str, architecture: int) -> None:
-    arguments, constants = KERNELS[name]
-    signature = {**arguments, **dict.fromkeys(constants, "constexpr")}
+def require_registers_alone(uses: Iterable[KernelUse]) -> None:
+    """No spill, no stack, no local memory, and few registers."""
+    for found in compile_resources(uses).values():
+        for usage in found:
+            assert (usage.stack, usage.local, usage.spills) == (0, 0, 0)
+            assert usage.registers <= 64
 
-    (found,) = compile_resources(
-        f"bt_builders.kernels.{FILES.get(name, 'tokens')}:{name}_kernel",
-        signature,
-        constants,
-        [architecture],
-    )
 
-    assert (found.stack, found.local, found.spills) == (0, 0, 0)
-    assert found.registers <= 64
+def test_the_largest_compile_without_spills_or_local_memory() -> None:
+    """On one architecture; `hatch run long` compiles all for all."""
+    require_registers_alone([use_of("expand_rows", 90), use_of("step_drafts", 90)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", KERNELS)
+def test_all_compile_without_spills_or_local_memory(name: str) -> None:
+    require_registers_alone([use_of(name, *ARCHITECTURES)])
 
 
 def test_no_batch_needs_a_second_compilation() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
-from tests.support.compiled import ARCHITECTURES, compile_resources, run_compiled
+from tests.support.compiled import ARCHITECTURES, KernelUse, compile_resources, run_compiled
 from tests.support.interpreted import shuffled_programs
 
 
@@ -34,11 +34,14 @@ def test_shuffled_programs_show_a_race_that_the_usual_order_hides() -> None:
 
 
 def test_a_kernel_compiles_for_every_architecture_without_a_gpu() -> None:
-    found = compile_resources(
+    use = KernelUse(
+        "sample",
         "tests.support.sample_kernels:add_one_kernel",
-        {"values_ptr": "*i32", "size": "i32", "TILE": "constexpr"},
+        {"values_ptr": "*i32", "size": "i32"},
         {"TILE": 128},
     )
+
+    (found,) = compile_resources([use]).values()
 
     assert [usage.architecture for usage in found] == list(ARCHITECTURES)
     assert all(usage.registers > 0 and usage.spills == 0 for usage in found)

@@ -1,8 +1,7 @@
 """Kernels compiled for GPUs that are not there, in a process of their own.
 
-Interpreted and compiled kernels cannot live in one process, so every call starts a
-fresh one with ``TRITON_INTERPRET=0``. It imports ``module`` and reads from it
-``kernel``, and compiles for one architecture after the other.
+Interpreted and compiled kernels cannot live in one process, so every call starts a fresh one
+with ``TRITON_INTERPRET=0``, which compiles one kernel after the other.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ARCHITECTURES = (80, 90, 100)
@@ -36,32 +35,30 @@ class Resources:
     spills: int
 
 
-def compile_resources(
-    kernel: str,
-    signature: Mapping[str, str],
-    constexprs: Mapping[str, int],
-    architectures: Sequence[int] = ARCHITECTURES,
-    *,
-    num_warps: int = 4,
-) -> list[Resources]:
-    """Compile ``kernel`` ("package.module:function") and return what it uses, by architecture.
+@dataclass(frozen=True)
+class KernelUse:
+    """A kernel in one of the ways it is compiled.
 
-    Args:
-        kernel: Where the kernel is.
-        signature: Types by parameter: ``*i32``, ``*i64``, ``i32``, or ``constexpr``.
-        constexprs: Values of the constexpr parameters.
+    Attributes:
+        name: What it is called here.
+        where: Its module and name, "package.module:function".
+        signature: Types of its parameters: ``*i32``, ``*i64``, ``i32``.
+        constexprs: Values of its compile-time parameters.
         architectures: Compute capabilities, 90 for sm_90.
-        num_warps: Warps of a program.
     """
-    request = {
-        "kernel": kernel,
-        "signature": dict(signature),
-        "constexprs": dict(constexprs),
-        "architectures": list(architectures),
-        "num_warps": num_warps,
-    }
-    answer = run_compiled("tests.support.compiled", json.dumps(request))
-    return [Resources(**fields) for fields in json.loads(answer)]
+
+    name: str
+    where: str
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, int] = field(default_factory=dict)
+    architectures: tuple[int, ...] = ARCHITECTURES
+
+
+def compile_resources(uses: Iterable[KernelUse]) -> dict[str, list[Resources]]:
+    """Compile kernels in one process; return what each uses, by architecture."""
+    answer = run_compiled("tests.support.compiled", json.dumps([asdict(use) for use in uses]))
+    found = json.loads(answer)
+    return {name: [Resources(**fields) for fields in each] for name, each in found.items()}
 
 
 def run_compiled(module: str, *arguments: str) -> str:
@@ -81,23 +78,20 @@ def run_compiled(module: str, *arguments: str) -> str:
     return finished.stdout
 
 
-def _compile(request: Mapping[str, object]) -> list[Resources]:
+def _compile(use: KernelUse) -> list[Resources]:
     import importlib
 
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    module, name = str(request["kernel"]).split(":")
+    module, name = use.where.split(":")
     kernel = getattr(importlib.import_module(module), name)
+    constants = dict.fromkeys(use.constexprs, "constexpr")
     found = []
-    for architecture in request["architectures"]:  # type: ignore[attr-defined]  # from JSON
-        source = ASTSource(kernel, request["signature"], request["constexprs"])
-        compiled = triton.compile(
-            source,
-            target=GPUTarget("cuda", architecture, 32),
-            options={"num_warps": request["num_warps"]},
-        )
+    for architecture in use.architectures:
+        source = ASTSource(kernel, {**use.signature, **constants}, use.constexprs)
+        compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
         found.append(_measure(architecture, compiled.asm["cubin"], compiled.asm["ptx"]))
     return found
 
@@ -136,4 +130,5 @@ def _number(pattern: str, text: str) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(found) for found in _compile(json.loads(sys.argv[1]))]))
+    asked = [KernelUse(**fields) for fields in json.loads(sys.argv[1])]
+    print(json.dumps({use.name: [asdict(found) for found in _compile(use)] for use in asked}))

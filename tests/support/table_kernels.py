@@ -2,33 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from tests.support.compiled import Resources, compile_resources
-
-
-@dataclass(frozen=True)
-class KernelUse:
-    """A kernel in one of the ways it is compiled.
-
-    Attributes:
-        name: The kernel.
-        where: Its module and name.
-        signature: Types of its parameters.
-        constexprs: Values of its compile-time parameters.
-    """
-
-    name: str
-    where: str
-    signature: Mapping[str, str]
-    constexprs: Mapping[str, int] = field(default_factory=dict)
-
-    def resources(self) -> list[Resources]:
-        """What it uses on every architecture."""
-        constants = dict.fromkeys(self.constexprs, "constexpr")
-        return compile_resources(self.where, {**self.signature, **constants}, self.constexprs)
-
+from tests.support.compiled import KernelUse
 
 _STEP = {
     "packet_ptr": "*i32",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tests.support.compiled import compile_resources
+from tests.support.compiled import KernelUse, compile_resources
 from tests.support.interpreted import shuffled_programs
 from tests.support.small_engine import SmallStep
 from tests.support.spoiled_steps import (
@@ -329,31 +329,22 @@ SIGNATURE = {
     "num_slots": "i32",
     "num_tiles": "i32",
     "launch": "i32",
-    "HAS_REFS": "constexpr",
-    "HAS_GIVEN": "constexpr",
-    "UNTOUCHED": "constexpr",
-    "SHARED_WRITES": "constexpr",
-    "SEARCH_STEPS": "constexpr",
-    "COLUMN_TILE": "constexpr",
-    "TOKEN_TILE": "constexpr",
 }
 
 
-@pytest.mark.parametrize("has_refs", [0, 1], ids=["no-counts", "counts"])
-def test_the_kernel_compiles_for_gpus_without_spills(has_refs: int) -> None:
+def test_the_kernel_compiles_for_gpus_without_spills() -> None:
+    """With all that may be given to it, and with nothing of that."""
     sizes = {"SEARCH_STEPS": 9, "COLUMN_TILE": 512, "TOKEN_TILE": 128}
+    choices = ["HAS_REFS", "HAS_GIVEN", "UNTOUCHED", "SHARED_WRITES"]
+    where = "bt_tables.sanitizer.kernel:check_step_kernel"
+    uses = [
+        KernelUse(f"{given}", where, SIGNATURE, {**dict.fromkeys(choices, given), **sizes})
+        for given in (0, 1)
+    ]
 
-    found = compile_resources(
-        "bt_tables.sanitizer.kernel:check_step_kernel",
-        SIGNATURE,
-        {
-            "HAS_REFS": has_refs,
-            "HAS_GIVEN": has_refs,
-            "UNTOUCHED": has_refs,
-            "SHARED_WRITES": has_refs,
-            **sizes,
-        },
-    )
+    resources = compile_resources(uses)
 
-    assert [resources.architecture for resources in found] == [80, 90, 100]
-    assert all(resources.spills == resources.stack == 0 for resources in found)
+    for found in resources.values():
+        assert [usage.architecture for usage in found] == [80, 90, 100]
+        assert all(usage.spills == usage.stack == 0 for usage in found)
+    assert len(resources) == 2
