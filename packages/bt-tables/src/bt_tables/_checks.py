@@ -30,6 +30,7 @@ HostArray: TypeAlias = IntArray | torch.Tensor
 
 INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
+INTP = np.dtype(np.intp)
 UINT32 = np.dtype(np.uint32)
 _TORCH_DTYPES = {INT32: torch.int32, INT64: torch.int64}
 _MAX_INT32 = 2**31 - 1
@@ -71,6 +72,8 @@ def host_array(name: str, value: HostArray, dtype: np.dtype[Any], dims: int) -> 
         WidthMismatchError: It is not on the host, or of another dtype or number of
             dimensions.
     """
+    if type(value) is np.ndarray and value.dtype is dtype and value.ndim == dims:
+        return value
     array = value if type(value) is np.ndarray else _from_tensor(name, value, dtype)
     if array.dtype != dtype or array.ndim != dims:
         raise WidthMismatchError(
@@ -132,88 +135,29 @@ def vector_length(name: str, value: HostArray) -> int:
     return int(shape[0])
 
 
-def read_tokens(
-    starts: HostArray,
-    positions: HostArray,
-    num_requests: int,
-    num_padded: int,
-    device: torch.device,
-) -> Tokens:
-    """Check the tokens of a step; what is on the device is not read.
-
-    Args:
-        starts: ``query_start_loc``; it may be padded with its end behind N + 1 elements.
-        positions: Place of each token in its request.
-        num_requests: N.
-        num_padded: ``num_tokens_padded``, which was checked.
-        device: Where the tables lie.
-
-    Raises:
-        WidthMismatchError: A dtype, shape, stride or device is wrong.
-        InvalidEditError: The starts do not begin with 0 or fall, or there are fewer
-            positions or padded tokens than tokens.
-    """
-    starts = _read("query_start_loc", starts, INT32, device)
-    positions = _read("positions", positions, INT64, device)
-    if len(starts) <= num_requests:
-        raise WidthMismatchError(
-            f"query_start_loc must have {num_requests + 1} elements for {num_requests} "
-            f"requests, not {len(starts)}",
-            num_requests=num_requests,
-            length=len(starts),
-        )
-    if not num_requests:
-        # an empty batch has no tokens, whatever the starts say
-        return NO_TOKENS._replace(positions=positions)
-    if isinstance(starts, torch.Tensor):
-        return Tokens(starts, positions, min(num_padded, len(positions)))
-    if np.count_nonzero(starts[1:] < starts[:-1]) or starts.item(0):
-        _refuse_starts(starts)
-    num_tokens = starts.item(num_requests)
-    if len(starts) > num_requests + 1:
-        if starts[-1] != num_tokens:
-            raise WidthMismatchError(
-                f"query_start_loc has {len(starts)} elements for {num_requests} requests; those "
-                f"behind the first {num_requests + 1} may only repeat the end, {num_tokens}",
-                num_requests=num_requests,
-                length=len(starts),
-            )
-        starts = starts[: num_requests + 1]
-    if num_tokens > num_padded:
-        raise InvalidEditError(
-            f"num_tokens_padded is {num_padded}, which is less than the {num_tokens} tokens of "
-            "the batch",
-            num_tokens_padded=num_padded,
-            num_tokens=num_tokens,
-        )
-    if num_tokens > len(positions):
-        raise InvalidEditError(
-            f"{len(positions)} positions for {num_tokens} tokens; give each token its position",
-            num_positions=len(positions),
-            num_tokens=num_tokens,
-        )
-    return Tokens(starts, positions, num_tokens)
-
-
-def _refuse_starts(starts: IntArray) -> NoReturn:
+def _check_starts(starts: IntArray) -> None:
+    """Refuse query starts that do not begin with 0, or fall."""
     if starts[0]:
         raise InvalidEditError(
             f"query_start_loc begins with {starts[0]}; the first request's tokens start at 0",
             start=int(starts[0]),
         )
-    fall = int(np.flatnonzero(starts[1:] < starts[:-1])[0]) + 1
-    raise InvalidEditError(
-        f"query_start_loc falls from {starts[fall - 1]} to {starts[fall]} at {fall}; each "
-        "request's tokens start where the last one's end",
-        place=fall,
-        start=int(starts[fall]),
-    )
+    falls = np.flatnonzero(starts[1:] < starts[:-1])
+    if falls.size:
+        fall = int(falls[0]) + 1
+        raise InvalidEditError(
+            f"query_start_loc falls from {starts[fall - 1]} to {starts[fall]} at {fall}; each "
+            "request's tokens start where the last one's end",
+            place=fall,
+            start=int(starts[fall]),
+        )
 
 
 def _read(
     name: str, value: HostArray, dtype: np.dtype[Any], device: torch.device
 ) -> IntArray | torch.Tensor:
-    if not isinstance(value, torch.Tensor) or value.is_cpu:
+    # a tensor's type is asked last: that costs more than the rest
+    if type(value) is np.ndarray or not isinstance(value, torch.Tensor) or value.is_cpu:
         return host_array(name, value, dtype, 1)
     if (
         value.device != device
@@ -266,6 +210,22 @@ def check_layouts(layouts: Sequence[BlockTableLayout]) -> tuple[BlockTableLayout
     return tuple(layouts)
 
 
+class EditArrays(NamedTuple):
+    """The blocks that many rows get.
+
+    Attributes:
+        rows: Who gets them, [M] int32; a row may repeat.
+        counts: Ids of each row and group, [M, G] int32.
+        ids: Flat int32: row by row, within a row group by group.
+        ends: Where in the ids each row's and group's end, flat int32.
+    """
+
+    rows: IntArray
+    counts: IntArray
+    ids: IntArray
+    ends: IntArray
+
+
 class ListedIds(NamedTuple):
     """The blocks that one row gets, checked.
 
@@ -304,6 +264,9 @@ class EditChecks:
         self._max_row = self.limits.max_num_reqs - 1
         self.blocks_per_row = [layout.addressing.blocks_per_row for layout in layouts]
         self._max_ids = _max_ids(self._layouts, num_blocks)
+        self._good_starts = b""
+        # more counts, each of which a row has room for, may add up to more than an int32
+        self._max_sum = _MAX_INT32 // max(self.blocks_per_row)
         self._bounds = list(zip(self.blocks_per_row, self._max_ids, strict=True))
         # an array, which is faster to compare with than a scalar
         self._max_id_of_all = np.array(min(self._max_ids), np.uint32)
@@ -357,32 +320,98 @@ class EditChecks:
         for row in rows.tolist():
             self.row(row)
 
-    def ends(self, rows: IntArray, counts: IntArray, ids: IntArray) -> IntArray:
-        """Return where in the ids those of each row and group end, flat int32.
-
-        Args:
-            rows: [M] int32.
-            counts: Ids of each row and group, [M, G] int32.
-            ids: Flat int32.
+    def edits(self, rows: HostArray, counts: HostArray, ids: HostArray) -> EditArrays:
+        """Return what ids rows get; the rows and ids themselves are not looked at.
 
         Raises:
-            WidthMismatchError: A shape is wrong, or there are not as many ids as counted.
+            WidthMismatchError: A dtype or shape is wrong, an array is not on the host, or
+                there are not as many ids as counted.
         """
+        rows = host_array("rows", rows, INT32, 1)
+        counts = host_array("counts", counts, INT32, 2)
+        ids = host_array("ids", ids, INT32, 1)
         if counts.shape != (len(rows), len(self._layouts)):
             raise WidthMismatchError(
                 f"counts must be [{len(rows)}, {len(self._layouts)}], not {list(counts.shape)}",
                 shape=counts.shape,
             )
-        # int32 as the counts: a sum that leaves it has a count that no row has room for
-        ends: IntArray = np.add.accumulate(counts.reshape(-1), 0, INT32)
-        num_ids = int(ends[-1]) if ends.size else 0
+        ends = np.add.accumulate(counts.reshape(-1), 0, INT32)
+        num_ids = ends.item(-1) if len(rows) else 0
+        if len(ends) > self._max_sum:
+            num_ids = int(counts.sum(dtype=INT64))
         if num_ids != len(ids):
             raise WidthMismatchError(
                 f"counts add up to {num_ids}; there are {len(ids)} ids",
                 counted=num_ids,
                 num_ids=len(ids),
             )
-        return ends
+        return EditArrays(rows, counts, ids, ends)
+
+    def tokens(
+        self,
+        starts: HostArray,
+        positions: HostArray,
+        num_requests: int,
+        num_padded: int,
+        device: torch.device,
+    ) -> Tokens:
+        """Check the tokens of a step; what is on the device is not read.
+
+        Args:
+            starts: ``query_start_loc``; it may be padded with its end behind N + 1 elements.
+            positions: Place of each token in its request.
+            num_requests: N.
+            num_padded: ``num_tokens_padded``, which was checked.
+            device: Where the tables lie.
+
+        Raises:
+            WidthMismatchError: A dtype, shape, stride or device is wrong.
+            InvalidEditError: The starts do not begin with 0 or fall, or there are fewer
+                positions or padded tokens than tokens.
+        """
+        starts = _read("query_start_loc", starts, INT32, device)
+        positions = _read("positions", positions, INT64, device)
+        if len(starts) <= num_requests:
+            raise WidthMismatchError(
+                f"query_start_loc must have {num_requests + 1} elements for {num_requests} "
+                f"requests, not {len(starts)}",
+                num_requests=num_requests,
+                length=len(starts),
+            )
+        if not num_requests:
+            # an empty batch has no tokens, whatever the starts say
+            return NO_TOKENS._replace(positions=positions)
+        if not isinstance(starts, np.ndarray):
+            return Tokens(starts, positions, min(num_padded, len(positions)))
+        key = starts.tobytes()
+        if key != self._good_starts:
+            _check_starts(starts)
+            self._good_starts = key
+        num_tokens = starts.item(num_requests)
+        if len(starts) > num_requests + 1:
+            if starts[-1] != num_tokens:
+                raise WidthMismatchError(
+                    f"query_start_loc has {len(starts)} elements for {num_requests} requests; "
+                    f"those behind the first {num_requests + 1} may only repeat the end, "
+                    f"{num_tokens}",
+                    num_requests=num_requests,
+                    length=len(starts),
+                )
+            starts = starts[: num_requests + 1]
+        if num_tokens > num_padded:
+            raise InvalidEditError(
+                f"num_tokens_padded is {num_padded}, which is less than the {num_tokens} tokens "
+                "of the batch",
+                num_tokens_padded=num_padded,
+                num_tokens=num_tokens,
+            )
+        if num_tokens > len(positions):
+            raise InvalidEditError(
+                f"{len(positions)} positions for {num_tokens} tokens; give each token its position",
+                num_positions=len(positions),
+                num_tokens=num_tokens,
+            )
+        return Tokens(starts, positions, num_tokens)
 
     def requests(self, requests: IntArray) -> None:
         """Refuse a batch that names a row the table does not have.

@@ -201,9 +201,39 @@ class Packet:
         self._fence = executor.fence()
         self._sends: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def write_header(self, header: Header) -> None:
-        """Write the header."""
-        _HEADER.pack_into(self._buffer, 0, *header)
+    def write_header(
+        self,
+        *,
+        num_groups: int,
+        entries_at: int,
+        num_edits: int,
+        num_entries: int,
+        requests_at: int,
+        num_requests: int,
+        query_start_at: int,
+        positions_at: int,
+        max_tokens: int,
+        slots_end: int,
+        token_tiles: int,
+        chunks: int,
+    ) -> None:
+        """Write the fields of ``Header``, which is not made here: a step pays for every object."""
+        _HEADER.pack_into(
+            self._buffer,
+            0,
+            num_groups,
+            entries_at,
+            num_edits,
+            num_entries,
+            requests_at,
+            num_requests,
+            query_start_at,
+            positions_at,
+            max_tokens,
+            slots_end,
+            token_tiles,
+            chunks,
+        )
 
     def put(self, at: int, ints: IntArray) -> int:
         """Write ints; return where they end."""

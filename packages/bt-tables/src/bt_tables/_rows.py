@@ -28,7 +28,7 @@ import torch
 
 from bt_width import BlockTableLayout
 
-from ._checks import INT32, NO_TOKENS, UINT32, EditChecks, Tokens
+from ._checks import INT32, NO_TOKENS, UINT32, EditArrays, EditChecks, Tokens
 from ._packet import (
     BATCH_ROW_AT,
     COLUMN_TILE,
@@ -82,7 +82,7 @@ class Staged(NamedTuple):
     """The rows whose records wait for a launch.
 
     Attributes:
-        generation: The generation that they wait in; in a later one nothing waits.
+        generation: The generation that they wait in; in any other nothing waits.
         num_rows: How many wait.
         longest: At least the blocks that any of them writes in a group.
         packet: The packet that holds their ids, or None where there are none yet.
@@ -94,6 +94,9 @@ class Staged(NamedTuple):
     longest: int
     packet: Packet | None
     used: int
+
+
+_NOTHING_STAGED = Staged(_NEVER, 0, 0, None, 0)
 
 
 class Batch(NamedTuple):
@@ -135,6 +138,31 @@ class Now(NamedTuple):
     generation: int
     batch: Batch
     slots_used: int
+
+
+class _Draft:
+    """Room for one record a row while they are prepared; every view of it is made once.
+
+    Attributes:
+        lines: The records, each as one opaque value, [R].
+        ints: The same memory, [R, size] int32.
+        before, after, keep, blocks, base: The fields of ``RecordForm.fields``, [R].
+        held, totals: What rows hold before and after, [R, G] uint32.
+        held_lines, total_lines: The same, each row as one opaque value, [R].
+        flat_totals: ``totals`` as flat int32.
+    """
+
+    def __init__(self, form: RecordForm, num_rows: int) -> None:
+        self.ints = np.zeros((num_rows, form.size), np.int32)
+        self.lines = self.ints.view(form.line).reshape(-1)
+        fields = self.ints.view(form.fields).reshape(-1)
+        self.before, self.after = fields["before"], fields["after"]
+        self.keep, self.blocks, self.base = fields["keep"], fields["blocks"], fields["base"]
+        self.held = np.zeros((num_rows, form.num_groups), np.uint32)
+        self.held_lines = self.held.view(form.of_groups).reshape(-1)
+        self.totals = np.zeros_like(self.held)
+        self.total_lines = self.totals.view(form.of_groups).reshape(-1)
+        self.flat_totals = self.totals.view(INT32).reshape(-1)
 
 
 class _Move(NamedTuple):
@@ -187,7 +215,8 @@ class DeviceRows:
         self._flat = self._ints.reshape(-1).data
         self._nothing = [0] * num_groups
         self._no_records = self._ints[:0]
-        self._room = np.tile(np.array(self.checks.blocks_per_row, np.int32), (num_rows, 1))
+        self._draft = _Draft(form, num_rows)
+        self._room = np.tile(np.array(self.checks.blocks_per_row, np.uint32), (num_rows, 1))
         self._longest_row = max(self.checks.blocks_per_row)
         self._max_split = max(layout.addressing.kernel_blocks_per_block for layout in layouts)
         self._ordinals = np.arange(1, num_rows + 1, dtype=np.int32)
@@ -196,7 +225,7 @@ class DeviceRows:
         self._edits: dict[int, Edit] = {}
         self._staged_in = np.full(num_rows, _NEVER, np.int64)
         self._waiting = np.zeros(num_rows, np.intp)
-        self._staged = Staged(0, 0, 0, None, 0)
+        self._staged = _NOTHING_STAGED
         self.pending: Callable[[], None] | None = None
         self._begun = _NEVER
         nothing = Batch(
@@ -308,35 +337,23 @@ class DeviceRows:
             nulled = [*nulled[:group], count, *nulled[group + 1 :]]
             self._edits[row] = edit._replace(nulled=nulled)
 
-    def stage(
-        self,
-        index: IntArray,
-        counts: IntArray,
-        ids: IntArray,
-        ends: IntArray,
-        *,
-        replace: bool,
-        named: IntArray,
-    ) -> None:
+    def stage(self, index: IntArray, edits: EditArrays, *, replace: bool) -> None:
         """Give rows their ids, in order: all of them, or none and an error.
 
         Args:
             index: The rows, [M] intp; one may wait already, and may repeat.
-            counts: [M, G] int32.
-            ids: Flat int32: row by row, within a row group by group.
-            ends: Where in the ids each row's and group's end, flat int32; it is changed.
+            edits: What they get, and what errors call them; its ends are changed.
             replace: Replace what the rows hold.
-            named: What errors call the rows, [M].
 
         Raises:
-            IndexError: ``row`` is not in 0..max_num_reqs - 1.
+            IndexError: There is no such row.
             InvalidEditError: An id is bad, or a count is negative.
             RowOverflowError: A row would hold more than it can.
         """
         self.finish()
         if self._edits:
             self._flush()
-        self._stage(index, counts, ids, ends, replace, None, named)
+        self._stage(index, edits, replace, None)
 
     def change(self, change: Callable[[], None]) -> None:
         """Make a change true by one write, and carry it over; it may be carried over twice."""
@@ -413,7 +430,7 @@ class DeviceRows:
 
         num_groups, token_tiles = self._form.num_groups, -(-slots_end // TOKEN_TILE)
         chunks = self._chunks(edits, copies, staged.longest)
-        header = Header(
+        packet.write_header(
             num_groups=num_groups,
             entries_at=used,
             num_edits=num_edits,
@@ -427,7 +444,6 @@ class DeviceRows:
             token_tiles=token_tiles,
             chunks=chunks,
         )
-        packet.write_header(header)
         programs = num_groups * (token_tiles + num_entries * chunks)
         self._begun = now.launch
         packet.send(at.end)
@@ -442,8 +458,10 @@ class DeviceRows:
     def warm_up(self) -> None:
         """Launch a step without work, from a packet of its own, for what that compiles."""
         packet = Packet(self._executor, self.storage.num_rows, HEADER_INTS + len(self._ints))
-        header = Header(*(0,) * len(Header._fields))
-        packet.write_header(header._replace(num_groups=self._form.num_groups, chunks=1))
+        nothing = Header(*(0,) * len(Header._fields))
+        packet.write_header(
+            **nothing._replace(num_groups=self._form.num_groups, chunks=1)._asdict()
+        )
         packet.send(packet.ids_at)
         self._launch_step(packet.device_ints, packet.device_ints, packet.device_longs, 1)
         self._executor.synchronize()
@@ -481,7 +499,8 @@ class DeviceRows:
 
     def _recover(self) -> None:
         """Make host and device agree again after anything that raised."""
-        self.finish()
+        if self.pending is not None:
+            self.finish()
         if self._begun != self._now.launch:
             return
         # a launch was begun: it may have read its packet and done any part of its work
@@ -496,8 +515,8 @@ class DeviceRows:
     # staging
 
     def _staged_now(self) -> Staged:
-        staged, generation = self._staged, self._now.generation
-        return staged if staged.generation == generation else Staged(generation, 0, 0, None, 0)
+        staged = self._staged
+        return staged if staged.generation == self._now.generation else _NOTHING_STAGED
 
     def _records(self, rows: IntArray) -> IntArray:
         """Return the records of rows, as carried out where they do not wait: [M, size], a copy."""
@@ -540,73 +559,72 @@ class DeviceRows:
             for place, of_row in enumerate(nulled_of):
                 if of_row is not None or replaced[place]:
                     nulled[place] = of_row or 0
-        ends = np.add.accumulate(counts.reshape(-1), 0, INT32)
-        self._stage(index, counts, _joined_ids(ids_of), ends, replaces, nulled, index)
+        edits = EditArrays(
+            index, counts, _joined_ids(ids_of), np.add.accumulate(counts.reshape(-1), 0, INT32)
+        )
+        self._stage(index, edits, replaces, nulled)
 
     def _stage(
         self,
         index: IntArray,
-        counts: IntArray,
-        ids: IntArray,
-        ends: IntArray,
+        edits: EditArrays,
         replaces: bool | IntArray,
         nulled: IntArray | None,
-        named: IntArray,
     ) -> None:
         """Let rows wait with these ids; what was edited by lists is contained or empty.
 
         Args:
-            index: [M] intp.
-            counts: [M, G] int32.
-            ids: Flat int32.
-            ends: Where in the ids each row's and group's end, flat int32; it is changed.
+            index: The rows, [M] intp.
+            edits: What they get, and what errors call them; its ends are changed.
             replaces: Whether rows lose what they hold, for all or for each, [M].
             nulled: Blocks that are null from the start, [M, G]; None leaves them as they are.
-            named: What errors call the rows, [M].
         """
-        if not counts.size:
+        num_rows = len(index)
+        if not num_rows:
             return
         self._recover()
-        staged = self._staged_now()
-        form = self._form
+        staged, draft = self._staged_now(), self._draft
         if not self._are_new(index, staged):
-            self._stage_again(index, counts, ids, replaces, nulled, named)
+            self._stage_again(index, edits, replaces, nulled)
             return
-        lines = self._lines.take(index)
-        fields, found = lines.view(form.fields), lines.view(INT32).reshape(-1, form.size)
-        totals, room = counts, self._room[: len(index)]
-        fields["before"] = fields["after"]
+        named, counts, ids, ends = edits
+        num_ids = len(ids)
+        # good rows by now, so that none is clipped; other modes take a copy first
+        self._lines.take(index, 0, draft.lines[:num_rows], "clip")
+        draft.before[:num_rows] = draft.after[:num_rows]
+        new, room, totals = counts.view(UINT32), self._room[:num_rows], draft.totals[:num_rows]
         if replaces is True:
-            found[:, form.keep] = 0
-            found[:, form.after] = 0
+            draft.ints[:num_rows, self._form.keep] = 0
+            draft.ints[:num_rows, self._form.after] = 0
+            totals[:] = new
         else:
             if replaces is not False:
-                emptied = found[replaces]
-                emptied[:, form.after] = 0
-                found[replaces] = emptied
-            fields["keep"] = fields["blocks"]
-            held = found[:, form.blocks]
-            totals, room = counts + held, room - held
-        if np.count_nonzero(counts.view(UINT32) > room.view(UINT32)):
-            self.checks.counts(named, counts, totals)
+                draft.ints[:num_rows, self._form.after][replaces] = 0
+            draft.keep[:num_rows] = draft.held_lines[:num_rows] = draft.blocks[:num_rows]
+            held = draft.held[:num_rows]
+            room = room - held
+            np.add(held, new, totals)
+        # a negative count is a large uint32
+        if np.count_nonzero(new > room):
+            held = draft.ints[:num_rows, self._form.blocks]
+            self.checks.counts(named, counts, held.astype(np.int64) + counts)
         self.checks.ids(named, counts, ids)
         packet, used = self._packet_with(staged, ids)
-        ends += used - len(ids)
-        flat_totals = totals.reshape(-1)
-        ends -= flat_totals
-        fields["base"] = ends.view(form.of_groups)
-        fields["blocks"] = flat_totals.view(form.of_groups)
+        ends += used - num_ids
+        ends -= draft.flat_totals[: len(ends)]
+        draft.base[:num_rows] = ends.view(self._form.of_groups)
+        draft.blocks[:num_rows] = draft.total_lines[:num_rows]
         if nulled is not None:
-            found[:, form.nulled] = nulled
-        longest = len(ids) if replaces is False and nulled is None else self._longest_row
+            draft.ints[:num_rows, self._form.nulled] = nulled
+        longest = num_ids if replaces is False and nulled is None else self._longest_row
         staged = Staged(
-            staged.generation,
-            staged.num_rows + len(index),
+            self._now.generation,
+            staged.num_rows + num_rows,
             max(staged.longest, longest),
             packet,
             used,
         )
-        self.pending = partial(self._put, index, lines, index, staged)
+        self.pending = partial(self._put, index, draft.lines[:num_rows], index, staged)
         self.finish()
 
     def _put(self, index: IntArray, lines: IntArray, new: IntArray, staged: Staged) -> None:
@@ -618,13 +636,14 @@ class DeviceRows:
         self._edits = {}
 
     def _are_new(self, index: IntArray, staged: Staged) -> bool:
-        """Whether rows are distinct and none of them waits."""
-        if staged.num_rows and staged.generation in self._staged_in.take(index):
+        """Whether rows are distinct, the table has them, and none of them waits."""
+        if staged.num_rows and self._now.generation in self._staged_in.take(index):
             return False
         if len(index) <= _FEW_ROWS:
-            return len(set(index.tolist())) == len(index)
+            rows = index.tolist()
+            return max(rows) < len(self._scratch) and len(set(rows)) == len(rows)
         if not np.count_nonzero(index[1:] <= index[:-1]):
-            return True
+            return index.item(-1) < len(self._scratch)
         if len(index) > len(self._scratch):
             return False
         ordinals = self._ordinals[: len(index)]
@@ -643,11 +662,9 @@ class DeviceRows:
     def _stage_again(
         self,
         index: IntArray,
-        counts: IntArray,
-        ids: IntArray,
+        edits: EditArrays,
         replaces: bool | IntArray,
         nulled: IntArray | None,
-        named: IntArray,
     ) -> None:
         """Stage rows that wait or repeat: first every row's first edit, then its second.
 
@@ -655,14 +672,14 @@ class DeviceRows:
         fresh ids lie in one run; the ids left behind are dead and are sent all the same.
         """
         form, staged = self._form, self._staged_now()
+        named, counts, ids, ends = edits
         rows, place = np.unique(index, return_inverse=True)
         records = self._records(rows)
         is_new = np.broadcast_to(np.asarray(replaces), index.shape)
         self.checks.counts(named, counts, counts)
         self.checks.ids(named, counts, ids)
         packet, used = self._packet_with(staged, ids)
-        ends = counts.reshape(-1).cumsum().reshape(counts.shape)
-        starts = used - len(ids) + ends - counts
+        starts = used - len(ids) + ends.reshape(counts.shape) - counts
         left = np.arange(len(index))
         while left.size:
             firsts = np.unique(index[left], return_index=True)[1]
@@ -690,10 +707,9 @@ class DeviceRows:
             records[place[wave]] = found
         if nulled is not None:
             records[place, form.nulled] = nulled
-        new = rows[self._staged_in.take(rows) != staged.generation]
-        staged = Staged(
-            staged.generation, staged.num_rows + len(new), self._longest_row, packet, used
-        )
+        generation = self._now.generation
+        new = rows[self._staged_in.take(rows) != generation]
+        staged = Staged(generation, staged.num_rows + len(new), self._longest_row, packet, used)
         self.change(partial(self._put, rows, records.view(form.line).reshape(-1), new, staged))
 
     # the batch
@@ -761,8 +777,10 @@ class DeviceRows:
         form, longest = self._form, 0
         if len(edits):
             end = np.maximum(edits[:, form.blocks], edits[:, form.blocks_before])
-            nulling = np.maximum(edits[:, form.nulled] - edits[:, form.nulled_before], 0)
-            longest = int((end - edits[:, form.keep] + nulling).max())
+            end -= edits[:, form.keep]
+            if np.count_nonzero(edits[:, form.nulled]):
+                end += np.maximum(edits[:, form.nulled] - edits[:, form.nulled_before], 0)
+            longest = int(np.maximum.reduce(end, None))
         if len(copies):
             longest = max(longest, int(copies[:, form.blocks].max()))
             longest = max(longest, int(copies[:, form.blocks_before].max()))
@@ -798,7 +816,9 @@ def _put_tokens(packet: Packet, at: int, requests: IntArray, tokens: Tokens) -> 
     if isinstance(positions, np.ndarray):
         positions_at = (end + 1) // 2
         positions_end = positions_at + tokens.bound
-        packet.longs[positions_at:positions_end] = positions[: tokens.bound]
+        if len(positions) > tokens.bound:
+            positions = positions[: tokens.bound]
+        packet.longs[positions_at:positions_end] = positions
         positions, end = packet.device_longs, 2 * positions_end
     return _TokensAt(starts, starts_at, positions, positions_at, end)
 

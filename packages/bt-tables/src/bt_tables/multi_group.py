@@ -9,7 +9,7 @@ import torch
 
 from bt_width import BlockTableLayout
 
-from ._checks import INT32, UINT32, HostArray, host_array, read_tokens, vector_length
+from ._checks import UINT32, HostArray, vector_length
 from ._packet import IntArray
 from .base import BlockTables
 from .devices import Executor
@@ -90,18 +90,15 @@ class MultiGroupBlockTable(BlockTables):
             RowOverflowError: A row would hold more than it can.
             WidthMismatchError: A dtype or shape is wrong, or an array is not on the host.
         """
-        rows = host_array("rows", rows, INT32, 1)
-        counts = host_array("counts", counts, INT32, 2)
-        ids = host_array("ids", ids, INT32, 1)
-        ends = self._checks.ends(rows, counts, ids)
+        edits = self._checks.edits(rows, counts, ids)
         self._rows.finish()
         try:
             # a negative row is far past any end, and an index of it fails
-            index = self._order.take(rows.view(UINT32)).astype(np.intp)
+            index = self._order.take(edits.rows.view(UINT32)).astype(INTP)
         except IndexError:
-            self._checks.rows(rows)
+            self._checks.rows(edits.rows)
             raise
-        self._rows.stage(index, counts, ids, ends, replace=bool(overwrite), named=rows)
+        self._rows.stage(index, edits, replace=bool(overwrite))
 
     def clear_row(self, row: int) -> None:
         """Take all blocks from a row.
@@ -215,7 +212,7 @@ class MultiGroupBlockTable(BlockTables):
         length = vector_length("query_start_loc", query_start_loc)
         num_reqs = self._checks.num_reqs("the number of requests", length - 1)
         num_tokens = self._checks.num_tokens("num_tokens_padded", num_tokens_padded)
-        tokens = read_tokens(query_start_loc, positions, num_reqs, num_tokens, self.device)
+        tokens = self._checks.tokens(query_start_loc, positions, num_reqs, num_tokens, self.device)
         committed = self._rows.requests[:num_reqs]
         requests = np.full(num_reqs, -1, np.int32)
         requests[: len(committed)] = committed

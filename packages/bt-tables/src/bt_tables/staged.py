@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ._checks import INT32, NO_TOKENS, UINT32, HostArray, host_array, read_tokens
+from ._checks import INT32, INTP, NO_TOKENS, UINT32, HostArray, host_array
 from .base import BlockTables
 
 _NO_REQUESTS = np.empty(0, np.int32)
@@ -97,16 +97,13 @@ class StagedBlockTables(BlockTables):
             RowOverflowError: A row would hold more than it can.
             WidthMismatchError: A dtype or shape is wrong, or an array is not on the host.
         """
-        rows = host_array("rows", rows, INT32, 1)
-        counts = host_array("counts", counts, INT32, 2)
-        ids = host_array("ids", ids, INT32, 1)
-        ends = self._checks.ends(rows, counts, ids)
+        edits = self._checks.edits(rows, counts, ids)
         # a negative row is far past any end, and an index of it fails
-        index = rows.view(UINT32).astype(np.intp)
+        index = edits.rows.view(UINT32).astype(INTP)
         try:
-            self._rows.stage(index, counts, ids, ends, replace=bool(overwrite), named=rows)
+            self._rows.stage(index, edits, replace=bool(overwrite))
         except IndexError:
-            self._checks.rows(rows)
+            self._checks.rows(edits.rows)
             raise
 
     def clear_row(self, row: int) -> None:
@@ -200,7 +197,9 @@ class StagedBlockTables(BlockTables):
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
         self._checks.num_reqs("the number of requests", len(requests))
         num_tokens = self._checks.num_tokens("num_tokens_padded", num_tokens_padded)
-        tokens = read_tokens(query_start_loc, positions, len(requests), num_tokens, self.device)
+        tokens = self._checks.tokens(
+            query_start_loc, positions, len(requests), num_tokens, self.device
+        )
         self._checks.requests(requests)
         self._rows.launch(None, requests, tokens)
         return self._storage.slot_mappings(num_tokens)
@@ -217,7 +216,7 @@ class StagedBlockTables(BlockTables):
         requests = host_array("idx_mapping", idx_mapping, INT32, 1)
         num_reqs = self._checks.num_reqs("num_reqs_padded", num_reqs, len(requests))
         num_tokens = self._checks.num_tokens("num_tokens_padded", num_tokens)
-        tokens = read_tokens(starts, positions, len(requests), num_tokens, self.device)
+        tokens = self._checks.tokens(starts, positions, len(requests), num_tokens, self.device)
         self._rows.launch(requests, requests, tokens)
         storage = self._storage
         return StepTables(storage.block_tables(num_reqs), storage.slot_mappings(num_tokens))
