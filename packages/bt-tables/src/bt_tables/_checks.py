@@ -226,18 +226,6 @@ class EditArrays(NamedTuple):
     ends: IntArray
 
 
-class ListedIds(NamedTuple):
-    """The blocks that one row gets, checked.
-
-    Attributes:
-        totals: Blocks it holds then, by group.
-        ids: All ids, group by group: a list of its own, or an int32 array where there are many.
-    """
-
-    totals: list[int]
-    ids: list[int] | IntArray
-
-
 _FEW_IDS = 32
 """As many ids are looked at one by one faster than as an array."""
 
@@ -267,9 +255,9 @@ class EditChecks:
         self._good_starts = b""
         # more counts, each of which a row has room for, may add up to more than an int32
         self._max_sum = _MAX_INT32 // max(self.blocks_per_row)
-        self._bounds = list(zip(self.blocks_per_row, self._max_ids, strict=True))
+        self._max_id_of_any = min(self._max_ids)
         # an array, which is faster to compare with than a scalar
-        self._max_id_of_all = np.array(min(self._max_ids), np.uint32)
+        self._max_id_of_all = np.array(self._max_id_of_any, np.uint32)
 
     def row(self, row: SupportsIndex, name: str = "row") -> int:
         """Return ``row`` if the table has it.
@@ -450,31 +438,42 @@ class EditChecks:
 
     def listed_ids(
         self, row: int, block_ids: Sequence[Sequence[int]], held: list[int]
-    ) -> ListedIds:
+    ) -> tuple[list[int], list[int] | IntArray]:
         """Return the ids that a row gets behind what it holds, one sequence a group.
 
+        Returns:
+            How many blocks it holds then, by group, and all ids, group by group: a list of
+            its own, or an int32 array where there are many.
+
         Raises:
-            InvalidEditError: Not one sequence for each group, or an id is out of range.
+            InvalidEditError: There is not one sequence a group, or an id is bad.
             RowOverflowError: The row has no room.
         """
         totals: list[int] = []
         found: list[int] = []
+        most = self.blocks_per_row
         try:
-            for of_group, have, (most, max_id) in zip(block_ids, held, self._bounds, strict=True):
-                count = len(of_group)
-                if count > _FEW_IDS or have + count > most:
+            for group, of_group in enumerate(block_ids):
+                total = held[group] + len(of_group)
+                if total > most[group]:
                     return self._many_ids(row, block_ids, held)
-                totals.append(have + count)
-                for block_id in of_group:
-                    if type(block_id) is not int or not 0 <= block_id <= max_id:
-                        return self._many_ids(row, block_ids, held)
-                found += of_group
-        except (TypeError, ValueError):
-            # one that is not a sequence, or more or fewer of them than groups
+                totals.append(total)
+                found.extend(of_group)
+        except (TypeError, IndexError):
+            # one that is not a sequence, or more of them than groups
             return self._many_ids(row, block_ids, held)
-        return ListedIds(totals, found)
+        if len(found) > _FEW_IDS or len(totals) != len(held):
+            return self._many_ids(row, block_ids, held)
+        max_id = self._max_id_of_any
+        for block_id in found:
+            if type(block_id) is not int or not 0 <= block_id <= max_id:
+                return self._many_ids(row, block_ids, held)
+        return totals, found
 
-    def _many_ids(self, row: int, block_ids: Sequence[Sequence[int]], held: list[int]) -> ListedIds:
+    def _many_ids(
+        self, row: int, block_ids: Sequence[Sequence[int]], held: list[int]
+    ) -> tuple[list[int], list[int] | IntArray]:
+        """Return the same, slower for few ids and faster for many; errors are found here."""
         try:
             counts = [len(ids) for ids in block_ids]
         except TypeError:
@@ -496,7 +495,7 @@ class EditChecks:
         for group, (total, most) in enumerate(zip(totals, self.blocks_per_row, strict=True)):
             if total > most:
                 self.refuse_count(row, group, counts[group], held[group])
-        return ListedIds(totals, flat)
+        return totals, flat
 
     def _as_int32(self, row: int, group: int, ids: Sequence[int]) -> IntArray:
         if isinstance(ids, np.ndarray):

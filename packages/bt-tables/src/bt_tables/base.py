@@ -9,7 +9,8 @@ import torch
 
 from bt_width import BlockTableLayout, InvalidSpecError
 
-from ._checks import HostArray, check_layouts, shown
+from ._checks import INTP, UINT32, HostArray, check_layouts, shown
+from ._packet import IntArray
 from ._rows import DeviceRows
 from .csr import CsrGatherer, CsrTable, read_lengths
 from .devices import Executor, executor_for
@@ -70,6 +71,26 @@ class BlockTables:
     def device(self) -> torch.device:
         """Where the tables lie."""
         return self._executor.device
+
+    def _stage(
+        self,
+        rows: HostArray,
+        counts: HostArray,
+        ids: HostArray,
+        *,
+        overwrite: bool,
+        order: IntArray | None = None,
+    ) -> None:
+        """Give rows more blocks; ``order`` says where on the device each of them lies."""
+        edits = self._checks.edits(rows, counts, ids)
+        try:
+            # a negative row is far past any end, and an index of it fails
+            index = edits.rows.view(UINT32)
+            index = (index if order is None else order.take(index)).astype(INTP)
+            self._rows.stage(index, edits, replace=bool(overwrite))
+        except IndexError:
+            self._checks.rows(edits.rows)
+            raise
 
     def invalidate(self) -> None:
         """Write every batch row and every slot anew at the next launch, whatever it holds.

@@ -9,7 +9,7 @@ import torch
 
 from bt_width import BlockTableLayout
 
-from ._checks import UINT32, HostArray, vector_length
+from ._checks import HostArray, vector_length
 from ._packet import IntArray
 from .base import BlockTables
 from .devices import Executor
@@ -90,15 +90,8 @@ class MultiGroupBlockTable(BlockTables):
             RowOverflowError: A row would hold more than it can.
             WidthMismatchError: A dtype or shape is wrong, or an array is not on the host.
         """
-        edits = self._checks.edits(rows, counts, ids)
         self._rows.finish()
-        try:
-            # a negative row is far past any end, and an index of it fails
-            index = self._order.take(edits.rows.view(UINT32)).astype(INTP)
-        except IndexError:
-            self._checks.rows(edits.rows)
-            raise
-        self._rows.stage(index, edits, replace=bool(overwrite))
+        self._stage(rows, counts, ids, overwrite=overwrite, order=self._order)
 
     def clear_row(self, row: int) -> None:
         """Take all blocks from a row.

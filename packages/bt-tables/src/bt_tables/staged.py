@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ._checks import INT32, INTP, NO_TOKENS, UINT32, HostArray, host_array
+from ._checks import INT32, NO_TOKENS, HostArray, host_array
 from .base import BlockTables
 
 _NO_REQUESTS = np.empty(0, np.int32)
@@ -97,14 +97,7 @@ class StagedBlockTables(BlockTables):
             RowOverflowError: A row would hold more than it can.
             WidthMismatchError: A dtype or shape is wrong, or an array is not on the host.
         """
-        edits = self._checks.edits(rows, counts, ids)
-        # a negative row is far past any end, and an index of it fails
-        index = edits.rows.view(UINT32).astype(INTP)
-        try:
-            self._rows.stage(index, edits, replace=bool(overwrite))
-        except IndexError:
-            self._checks.rows(edits.rows)
-            raise
+        self._stage(rows, counts, ids, overwrite=overwrite)
 
     def clear_row(self, row: int) -> None:
         """Take all blocks from a row.
