@@ -427,7 +427,7 @@ def test_a_refused_stage_changes_nothing_for_any_group() -> None:
     for bad_rows in ([0, 6], [-1, 0]):
         with pytest.raises(InvalidEditError, match="row"):
             tables.stage(np.array(bad_rows, np.int32), counts, good)
-    with pytest.raises(InvalidEditError, match="no count"):
+    with pytest.raises(InvalidEditError, match="not a count"):
         tables.stage(rows, np.array([[1, 1], [3, -1]], np.int32), good)
     tables.apply_staged_writes()
     assert not tables._storage.rows.any()
