@@ -226,7 +226,8 @@ class InputBuffers:
             host.num_accepted_tokens[:count] = table.num_accepted[batch.rows]
         takes_from_device = self._lay_out_tokens(batch, table, host, num_real)
         is_greedy = self._lay_out_choices(batch, table, host, ends)
-        self._send(slot, *size)
+        places, end = _places(*size)
+        self._send(slot, places["seeds"].start if is_greedy else end)
         device = self._device_parts(*size)
         rows_host = np.full(num_reqs, -1, np.int32)
         rows_host[:count] = batch.rows
@@ -302,8 +303,7 @@ class InputBuffers:
             slot.event.synchronize()
         return slot
 
-    def _send(self, slot: _Slot, num_reqs: int, num_tokens: int, num_choices: int) -> None:
-        _, end = _places(num_reqs, num_tokens, num_choices)
+    def _send(self, slot: _Slot, end: int) -> None:
         self._words[:end].copy_(slot.pinned[:end], non_blocking=True)
         self.num_copies += 1
         if slot.event is not None:

@@ -267,8 +267,7 @@ class RunningRequests:
 
     def read(self, rows: Ints, positions: Ints) -> Tokens:
         """Return the token at each position of a row; known tokens, then drafts."""
-        chunks = self._chunk_of[rows, positions >> _CHUNK_BITS]
-        tokens: Tokens = self._chunks[chunks, positions & (_CHUNK - 1)]
+        tokens: Tokens = self._chunks.reshape(-1)[self._slots(rows, positions)]
         return tokens
 
     def append(self, rows: Ints, tokens: Tokens, counts: Ints) -> None:
@@ -302,9 +301,15 @@ class RunningRequests:
         else:
             rows, places = np.repeat(rows, counts), ragged(starts, counts)
             values = tokens[np.arange(tokens.shape[1]) < counts[:, None]]
-        chunks = self._chunk_of[rows, places >> _CHUNK_BITS]
-        self._chunks[chunks, places & (_CHUNK - 1)] = values
+        self._chunks.reshape(-1)[self._slots(rows, places)] = values
         return ends
+
+    def _slots(self, rows: Ints, positions: Ints) -> Ints:
+        """Return where positions of rows lie among the tokens of all chunks."""
+        columns = rows * self._chunk_of.shape[1] + (positions >> _CHUNK_BITS)
+        chunks = self._chunk_of.reshape(-1)[columns].astype(np.int64)
+        slots: Ints = (chunks << _CHUNK_BITS) + (positions & (_CHUNK - 1))
+        return slots
 
     def _reserve(self, rows: Ints, ends: Ints) -> None:
         """Give rows the chunks that tokens before ``ends`` need."""

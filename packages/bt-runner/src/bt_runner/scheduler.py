@@ -176,7 +176,8 @@ class Scheduler:
         table, kv = self.table, self.kv
         # 1. requests that run, oldest first, but for those whose last token is on its way
         known = table.num_tokens[self.running] + table.num_in_flight[self.running]
-        due = self.running[known < table.max_len[self.running]]
+        is_due = known < table.max_len[self.running]
+        due = self.running if is_due.all() else self.running[is_due]
         # 2. what each lacks and its drafts, up to the step's budget of tokens
         budget = self._limits.max_num_batched_tokens
         batch = self._cut(due, budget)
