@@ -446,7 +446,7 @@ class EditChecks:
             its own, or an int32 array where there are many.
 
         Raises:
-            InvalidEditError: There is not one sequence a group, or an id is bad.
+            InvalidEditError: Not one sequence for each group, or an id is out of range.
             RowOverflowError: The row has no room.
         """
         totals: list[int] = []

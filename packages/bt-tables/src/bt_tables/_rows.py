@@ -345,7 +345,7 @@ class DeviceRows:
             replace: Replace what the rows hold.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: ``row`` is not in 0..max_num_reqs - 1.
             InvalidEditError: An id is bad, or a count is negative.
             RowOverflowError: A row would hold more than it can.
         """
