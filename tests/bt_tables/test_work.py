@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -12,9 +13,20 @@ import pytest
 from tests.support.executors import CheckedExecutor, Counts
 from tests.support.tables import batch_of, plan_groups
 
+from bt_builders import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionGroup,
+    CommonAttentionMetadata,
+    DSAIndexerMetadataBuilder,
+    MambaMetadataBuilder,
+    MLAMetadataBuilder,
+    init_attention,
+)
+from bt_builders.protocol import BuilderClass
 from bt_tables import MultiGroupBlockTable, StagedBlockTables, StepBatch
 from bt_tables._rows import MAX_COLUMN_PROGRAMS
-from bt_width import AttentionSpec, MambaSpec, ServingLimits
+from bt_width import AttentionSpec, CacheSpec, MambaSpec, ServingLimits
 
 REQUESTS = 256
 STEADY_ROWS = 4
@@ -248,3 +260,58 @@ def test_a_step_can_be_read_in_ten_files() -> None:
     files.discard("tables.py")
     assert len(files) <= 10, files
     assert "_rows.py" in files
+
+
+def calls_into(package: str, work: Callable[[], object]) -> list[str]:
+    """Return the functions of a package that are called while ``work`` runs."""
+    called = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and f"/{package}/" in Path(frame.f_code.co_filename).as_posix():
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+@pytest.mark.fast
+def test_a_decode_step_calls_nothing_of_bt_width() -> None:
+    """What a layout says is read from its addressing, and never derived again in a step."""
+    limits = ServingLimits(max_model_len=4096, max_num_reqs=4, max_num_batched_tokens=8)
+    kinds: list[tuple[CacheSpec, BuilderClass]] = [
+        (AttentionSpec(block_size=64), MLAMetadataBuilder),
+        (AttentionSpec(block_size=64), DSAIndexerMetadataBuilder),
+        (MambaSpec(block_size=64), MambaMetadataBuilder),
+    ]
+    groups = [
+        AttentionGroup(
+            name=f"group {place}",
+            spec=spec,
+            backends=(
+                AttentionBackend(
+                    name="kernel", builder_class=builder, supported_kernel_block_sizes=[64]
+                ),
+            ),
+        )
+        for place, (spec, builder) in enumerate(kinds)
+    ]
+    setup = init_attention(groups, limits, "cpu")
+    tables = StagedBlockTables(setup.layouts, device="cpu")
+    tables.append_block_ids(0, [[1], [2], [3]])
+    batch = AttentionBatch.from_lengths([5], [1], [False], "cpu")
+
+    def step() -> None:
+        found = tables.step(batch_of([0], [[5]]))
+        for place, group in enumerate(setup.groups):
+            common = CommonAttentionMetadata.from_step(group.layout, found, place, batch)
+            for builder in group.builders:
+                builder.build(common)
+
+    step()
+
+    assert calls_into("bt_width", step) == []
+    assert calls_into("bt_width", lambda: setup.layouts[0].locate(5))
