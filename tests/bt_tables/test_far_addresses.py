@@ -14,7 +14,7 @@ from tests.support.tables import batch_of, plan_groups
 from bt_tables import StagedBlockTables
 from bt_tables._storage import Storage
 from bt_tables.devices import CpuExecutor, CsrLaunch, StepLaunch
-from bt_width import AttentionSpec, ServingLimits
+from bt_width import AttentionSpec, ServingLimits, WidthMismatchError
 
 # Python's mmap does not name it everywhere
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -108,3 +108,14 @@ def test_a_row_is_copied_from_and_nulled_past_2_to_31_ids(
     assert far[LAST_ROW, :4].tolist() == [0, 6, 7, 0]
     assert far[0, :2].tolist() == [9, 0]
     assert tables.rows(0)[LAST_ROW, :4].tolist() == [0, 6, 7, 0]
+
+
+def test_counts_that_no_int32_can_add_up_are_refused() -> None:
+    """2^32 blocks that wrap to none: each count is one that a row has room for."""
+    limits = ServingLimits(max_model_len=2**28, max_num_reqs=16, max_num_batched_tokens=4)
+    spec = AttentionSpec(block_size=1, token_alignment=None)
+    tables = StagedBlockTables(plan_groups(limits, spec), device=SparseExecutor())
+    rows, counts = np.arange(16, dtype=np.int32), np.full((16, 1), 2**28, np.int32)
+
+    with pytest.raises(WidthMismatchError, match="counts add up to 4294967296; there are 0 ids"):
+        tables.stage(rows, counts, np.empty(0, np.int32))

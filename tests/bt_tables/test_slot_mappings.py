@@ -314,6 +314,27 @@ def test_tokens_past_the_positions_are_not_mapped(executor_class: ExecutorClass)
     assert slots.tolist() == [[16, 17, 18, -1, -1, -1, -1, -1]]
 
 
+@on_reference_and_kernel
+def test_tokens_past_the_positions_are_padding_where_an_earlier_step_had_slots(
+    executor_class: ExecutorClass,
+) -> None:
+    """Slots of the earlier step are written anew, and none of them from what lies behind."""
+    tables = StagedBlockTables(
+        plan_groups(LIMITS, AttentionSpec(block_size=16)), device=executor_class()
+    )
+    tables.append_block_ids(0, [[1]])
+    tables.step(batch_of([0], [range(8)]))
+    behind = torch.full((9,), 7)
+    behind[:3] = torch.arange(3)
+
+    starts = on_device(np.array([0, 8], np.int32))
+    slots = tables.step(
+        StepBatch(np.zeros(1, np.int32), starts, on_device(behind[:3]), 1, 8)
+    ).slot_mappings
+
+    assert slots.tolist() == [[16, 17, 18, -1, -1, -1, -1, -1]]
+
+
 def four_rows(executor: Executor) -> StagedBlockTables:
     """Rows 0 to 3 with blocks 1, 11, 21 and 31 of 16 tokens."""
     tables = StagedBlockTables(plan_groups(LIMITS, AttentionSpec(block_size=16)), device=executor)
@@ -527,3 +548,23 @@ def test_every_sharded_slot_equals_the_contract(executor_class: ExecutorClass) -
 def _contract(layout: BlockTableLayout, ids: list[int]) -> list[int]:
     kernel_ids = layout.expand(ids)
     return [layout.slot(position, kernel_ids) for position in range(150)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        pytest.param([1, 2, 3], "begins with 1", id="late"),
+        pytest.param([0, 2, 1], "falls from 2 to 1 at 2", id="falling"),
+    ],
+)
+def test_starts_that_went_bad_in_place_are_refused(bad: list[int], message: str) -> None:
+    """Starts that were checked in the last step are checked again when they have changed."""
+    tables = four_rows(CheckedExecutor())
+    batch = batch_of([0, 1], [[3], [4]])
+    tables.step(batch)
+    tables.step(batch)
+
+    np.asarray(batch.query_start_loc)[:] = bad
+
+    with pytest.raises(InvalidEditError, match=message):
+        tables.step(batch)
