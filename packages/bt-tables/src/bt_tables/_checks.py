@@ -44,11 +44,9 @@ def shown(value: object) -> str:
 
 
 def int_between(name: str, value: SupportsIndex, low: int, high: int) -> int:
-    """Return ``value`` as an int in ``low..high``.
-
-    Raises:
-        InvalidEditError: It is not an int, or outside.
-    """
+    """Return ``value`` as an int in ``low..high``."""
+    if type(value) is int and low <= value <= high:
+        return value
     try:
         index = None if isinstance(value, bool) else operator.index(value)
     except (TypeError, RuntimeError):
@@ -66,12 +64,7 @@ def int_between(name: str, value: SupportsIndex, low: int, high: int) -> int:
 
 
 def host_array(name: str, value: HostArray, dtype: np.dtype[Any], dims: int) -> IntArray:
-    """Return ``value`` as a NumPy array, which shares its memory.
-
-    Raises:
-        WidthMismatchError: It is not on the host, or of another dtype or number of
-            dimensions.
-    """
+    """Return ``value`` as a NumPy array, which shares its memory."""
     if type(value) is np.ndarray and value.dtype is dtype and value.ndim == dims:
         return value
     array = value if type(value) is np.ndarray else _from_tensor(name, value, dtype)
@@ -123,11 +116,7 @@ NO_TOKENS = Tokens(np.zeros(1, np.int32), np.empty(0, np.int64), 0)
 
 
 def vector_length(name: str, value: HostArray) -> int:
-    """Return how many elements a vector has.
-
-    Raises:
-        WidthMismatchError: It is not a vector.
-    """
+    """Return how many elements a vector has."""
     shape = getattr(value, "shape", None)
     if not isinstance(shape, tuple) or len(shape) != 1:
         found = type(value).__name__ if shape is None else f"of shape {list(shape)}"
@@ -175,11 +164,7 @@ def _read(
 
 
 def check_layouts(layouts: Sequence[BlockTableLayout]) -> tuple[BlockTableLayout, ...]:
-    """Return the plans of a set of tables, which are made for the same limits.
-
-    Raises:
-        InvalidSpecError: None is given, one is not a plan, or they do not go together.
-    """
+    """Return the plans of a set of tables, which are made for the same limits."""
     if isinstance(layouts, BlockTableLayout):
         raise InvalidSpecError("layouts must be a list of layouts, one a group; hand over [layout]")
     if not isinstance(layouts, Sequence) or not layouts:
@@ -241,12 +226,7 @@ class EditChecks:
     def __init__(
         self, layouts: Sequence[BlockTableLayout], num_blocks: Sequence[int] | None
     ) -> None:
-        """Check against these plans and pools.
-
-        Raises:
-            InvalidSpecError: ``num_blocks`` is not one pool size a group, with room for
-                the null block.
-        """
+        """Check against these plans and pools."""
         self._layouts = tuple(layouts)
         self.limits: ServingLimits = layouts[0].limits
         self._max_row = self.limits.max_num_reqs - 1
@@ -260,61 +240,30 @@ class EditChecks:
         self._max_id_of_all = np.array(self._max_id_of_any, np.uint32)
 
     def row(self, row: SupportsIndex, name: str = "row") -> int:
-        """Return ``row`` if the table has it.
-
-        Raises:
-            InvalidEditError: It has not.
-        """
+        """Return ``row`` if the table has it."""
         if type(row) is int and 0 <= row <= self._max_row:
             return row
         return int_between(name, row, 0, self._max_row)
 
     def group(self, group: SupportsIndex) -> int:
-        """Return ``group`` if there is one.
-
-        Raises:
-            InvalidEditError: There is none.
-        """
+        """Return ``group`` if there is one."""
         return int_between("group", group, 0, len(self._layouts) - 1)
 
     def num_reqs(self, name: str, count: SupportsIndex, low: int = 0) -> int:
-        """Return a number of requests of at least ``low``.
-
-        Raises:
-            InvalidEditError: It is none, or above the limit.
-        """
-        most = self.limits.max_num_reqs
-        if type(count) is int and low <= count <= most:
-            return count
-        return int_between(name, count, low, most)
+        """Return a number of requests of at least ``low``."""
+        return int_between(name, count, low, self.limits.max_num_reqs)
 
     def num_tokens(self, name: str, count: SupportsIndex) -> int:
-        """Return a number of tokens.
-
-        Raises:
-            InvalidEditError: It is none, or above the limit.
-        """
-        most = self.limits.max_num_batched_tokens
-        if type(count) is int and 0 <= count <= most:
-            return count
-        return int_between(name, count, 0, most)
+        """Return a number of tokens."""
+        return int_between(name, count, 0, self.limits.max_num_batched_tokens)
 
     def rows(self, rows: IntArray) -> None:
-        """Refuse rows that the table does not have.
-
-        Raises:
-            InvalidEditError: Naming the first.
-        """
+        """Refuse rows that the table does not have."""
         for row in rows.tolist():
             self.row(row)
 
     def edits(self, rows: HostArray, counts: HostArray, ids: HostArray) -> EditArrays:
-        """Return what ids rows get; the rows and ids themselves are not looked at.
-
-        Raises:
-            WidthMismatchError: A dtype or shape is wrong, an array is not on the host, or
-                there are not as many ids as counted.
-        """
+        """Return what ids rows get; the rows and ids themselves are not looked at."""
         rows = host_array("rows", rows, INT32, 1)
         counts = host_array("counts", counts, INT32, 2)
         ids = host_array("ids", ids, INT32, 1)
@@ -351,11 +300,6 @@ class EditChecks:
             num_requests: N.
             num_padded: ``num_tokens_padded``, which was checked.
             device: Where the tables lie.
-
-        Raises:
-            WidthMismatchError: A dtype, shape, stride or device is wrong.
-            InvalidEditError: The starts do not begin with 0 or fall, or there are fewer
-                positions or padded tokens than tokens.
         """
         starts = _read("query_start_loc", starts, INT32, device)
         positions = _read("positions", positions, INT64, device)
@@ -402,11 +346,7 @@ class EditChecks:
         return Tokens(starts, positions, num_tokens)
 
     def requests(self, requests: IntArray) -> None:
-        """Refuse a batch that names a row the table does not have.
-
-        Raises:
-            InvalidEditError: Naming the first.
-        """
+        """Refuse a batch that names a row the table does not have."""
         bad = np.flatnonzero((requests < NOWHERE) | (requests > self._max_row))
         if bad.size:
             request, row = int(bad[0]), int(requests[bad[0]])
@@ -419,12 +359,7 @@ class EditChecks:
             )
 
     def prefix(self, row: int, group: int, num_blocks: SupportsIndex, held: int) -> int:
-        """Return ``num_blocks`` if a row that holds ``held`` blocks has as many to null.
-
-        Raises:
-            InvalidEditError: It is not a count.
-            RowOverflowError: It is more than the row has.
-        """
+        """Return ``num_blocks`` if a row that holds ``held`` blocks has as many to null."""
         count = int_between("num_blocks", num_blocks, 0, _MAX_INT32)
         if count > held:
             raise RowOverflowError(
@@ -444,10 +379,6 @@ class EditChecks:
         Returns:
             How many blocks it holds then, by group, and all ids, group by group: a list of
             its own, or an int32 array where there are many.
-
-        Raises:
-            InvalidEditError: Not one sequence for each group, or an id is out of range.
-            RowOverflowError: The row has no room.
         """
         totals: list[int] = []
         found: list[int] = []
@@ -541,9 +472,6 @@ class EditChecks:
             rows: Who gets them, [M].
             counts: Ids of each row and group, [M, G].
             ids: Flat: row by row, within a row group by group; int32 or int64.
-
-        Raises:
-            InvalidEditError: Naming the first bad id, its row and group.
         """
         if ids.dtype.itemsize == UINT32.itemsize:
             # a negative int32 is a large uint32
@@ -578,10 +506,6 @@ class EditChecks:
             rows: Who gets them, [M].
             counts: Blocks they get, [M, G].
             totals: Blocks they hold then, [M, G].
-
-        Raises:
-            InvalidEditError: A count is negative.
-            RowOverflowError: A row has no room.
         """
         bad = np.argwhere((counts < 0) | (totals > self.blocks_per_row))
         if len(bad):
@@ -590,12 +514,7 @@ class EditChecks:
             self.refuse_count(int(rows[place]), group, count, total - count)
 
     def refuse_count(self, row: int, group: int, count: int, held: int) -> NoReturn:
-        """Say why a row cannot get as many blocks.
-
-        Raises:
-            InvalidEditError: The count is negative.
-            RowOverflowError: It is not.
-        """
+        """Say why a row cannot get as many blocks."""
         if count < 0:
             raise InvalidEditError(
                 f"row {row} gets {count} blocks in group {group}; that is not a count",

@@ -195,11 +195,7 @@ class DeviceRows:
         *,
         num_packets: int,
     ) -> None:
-        """Start with empty rows and a batch of none.
-
-        Raises:
-            InvalidSpecError: A pool's size is not a positive int, or memory is too small.
-        """
+        """Start with empty rows and a batch of none."""
         self.checks = EditChecks(layouts, num_blocks)
         self.storage = Storage(layouts, executor)
         self._executor = executor
@@ -287,10 +283,6 @@ class DeviceRows:
             block_ids: One sequence of block ids a group.
             replace: Whether the row loses what it holds.
             named: What errors call the row.
-
-        Raises:
-            InvalidEditError: An id is out of range, or not one sequence for each group.
-            RowOverflowError: The row would hold more than it can.
         """
         if self.pending is not None:
             self.finish()
@@ -317,12 +309,7 @@ class DeviceRows:
         self._edits[row] = Edit(True, self._nothing, [], None)
 
     def null_prefix(self, row: int, group: int, num_blocks: int, *, named: int) -> None:
-        """Null a row's first blocks, in total; row and group were checked.
-
-        Raises:
-            InvalidEditError: It is not a count.
-            RowOverflowError: The row holds fewer.
-        """
+        """Null a row's first blocks, in total; row and group were checked."""
         totals = self.held(row)
         count = self.checks.prefix(named, group, num_blocks, totals[group])
         edit = self._edits.get(row)
@@ -343,11 +330,6 @@ class DeviceRows:
             index: The rows, [M] intp; one may wait already, and may repeat.
             edits: What they get, and what errors call them; its ends are changed.
             replace: Replace what the rows hold.
-
-        Raises:
-            IndexError: ``row`` is not in 0..max_num_reqs - 1.
-            InvalidEditError: An id is bad, or a count is negative.
-            RowOverflowError: A row would hold more than it can.
         """
         self.finish()
         if self._edits:
@@ -380,9 +362,6 @@ class DeviceRows:
             tokens: The tokens to map, or None to leave the slots alone. Slots of earlier
                 steps at or above the bound are padded.
             with_edits: Whether edits are carried out, or go on waiting.
-
-        Raises:
-            InvalidEditError: The batch names a row that the table does not have.
         """
         self._recover()
         now = self._now
