@@ -143,7 +143,7 @@ def drafter_call() -> Call:
             limits, tiny_options(num_speculative_blocks=2), drafter=Drafter(proposal)
         )
         engine.add_request(PROMPT, SamplingParams(max_new_tokens=4))
-        assert outputs_of(engine) == WANTED
+        assert outputs_of(engine) == ONE_REQUEST
 
     return Call("Drafter.propose", make, {"proposal": lambda: [1, 2]}, errors=ERRORS)
 
@@ -154,7 +154,7 @@ def _alone() -> list[list[int]]:
     return outputs_of(engine)
 
 
-WANTED = _alone()
+ONE_REQUEST = _alone()
 
 CALLS: list[tuple[str, Callable[[], Call]]] = [
     ("Engine", engine_call),
