@@ -32,7 +32,7 @@ from bt_width import ContextParallel, ServingLimits
 
 # around the ends of blocks, windows and chunks
 LENGTHS = (1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 32, 33, 40)
-NUM_SHORT, NUM_LONG = 15, 1_000
+NUM_SHORT, NUM_LONG = 30, 1_000
 
 
 @dataclass(frozen=True)

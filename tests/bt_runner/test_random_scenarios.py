@@ -20,7 +20,7 @@ from tests.bt_runner.harness import (
 from bt_runner.engine import Engine
 from bt_width import MultipleOf
 
-NUM_SHORT, NUM_LONG = 30, 2_000
+NUM_SHORT, NUM_LONG = 60, 2_000
 LENGTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 50)
 
 

@@ -13,8 +13,8 @@ from tests.support.faults import Case, CaseOf
 from tests.support.hf_models import FAMILIES, SPARSE_FAMILIES
 from torch import Tensor
 
-from bt_builders import MambaStates
 from bt_runner.models.layers import mamba2, numerics
+from bt_runner.models.layers.state_places import _Sources
 from bt_tables import StagedBlockTables
 
 Patch = pytest.MonkeyPatch
@@ -75,23 +75,20 @@ def swapped_blocks(patch: Patch) -> None:
 def stale_state(patch: Patch) -> None:
     """What was there before a request is taken for its state."""
 
-    def anything(states: MambaStates, cache: Tensor) -> Tensor:
-        return torch.where(
-            states.has_initial_states.view(-1, *(1,) * (cache.dim() - 1)),
-            cache[states.source_ids],
-            torch.full_like(cache[states.source_ids], 0.5),
-        )
+    def anything(sources: _Sources, cache: Tensor) -> Tensor:
+        is_there = sources._states.has_initial_states.view(-1, *(1,) * (cache.dim() - 1))
+        return cache[sources._states.source_ids].masked_fill(~is_there, 0.5)
 
-    patch.setattr(mamba2, "_source", anything)
+    patch.setattr(_Sources, "__call__", anything)
 
 
 def forgotten_state(patch: Patch) -> None:
     """Every step starts from nothing."""
 
-    def nothing(states: MambaStates, cache: Tensor) -> Tensor:
-        return torch.zeros_like(cache[states.source_ids])
+    def nothing(sources: _Sources, cache: Tensor) -> Tensor:
+        return torch.zeros_like(cache[sources._states.source_ids])
 
-    patch.setattr(mamba2, "_source", nothing)
+    patch.setattr(_Sources, "__call__", nothing)
 
 
 def unwritten_state(patch: Patch) -> None:
