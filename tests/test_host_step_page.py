@@ -42,7 +42,7 @@ def test_steps_are_noted_as_the_engine_ran_them() -> None:
 
 
 def test_bytes_are_those_of_both_copies_of_a_step() -> None:
-    """The packet of table edits, and a batch of two: 8 parts and 3 of their choices, 64 bytes each."""
+    """The packet of edits, and a batch of two: 8 parts and 3 of their choices, 64 bytes each."""
     with host_step.carrying_nothing_out():
         loop = host_step.steady_loop(2, 1, prefix_caching=True)
         noted = NotedSteps(loop, ("attention",), (), list)
