@@ -1,15 +1,9 @@
-"""The picture of a plan: what is drawn where, to scale, and that the pages show what is drawn."""
+"""The picture of a plan: what is drawn where, to scale."""
 
-import re
-import shlex
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.support.source_trees import ROOT
 
 from bt_width import (
     AttentionSpec,
@@ -23,8 +17,8 @@ from bt_width import (
 )
 from bt_width.picture import draw_rows
 
-COMMAND = re.compile(r"^bt-width (plan .*--svg (docs/pictures/\w+\.svg))$", re.MULTILINE)
-PAGES = [ROOT / "README.md", ROOT / "docs" / "contract.md"]
+pytestmark = pytest.mark.fast
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -180,29 +174,3 @@ def test_a_name_cannot_become_markup() -> None:
 
 def test_one_of_a_thing_is_no_plural() -> None:
     assert "1 block of 4: 1 column<" in draw_rows([("r", planned(RingSpec(block_size=4), 9))])
-
-
-def commands() -> list[tuple[str, str]]:
-    return [found for page in PAGES for found in COMMAND.findall(page.read_text(encoding="utf-8"))]
-
-
-@pytest.mark.parametrize(("command", "picture"), commands())
-def test_the_pages_show_what_their_command_draws(
-    command: str, picture: str, tmp_path: Path
-) -> None:
-    arguments = shlex.split(command)
-    arguments[-1] = str(tmp_path / "drawn.svg")
-
-    subprocess.run(
-        [sys.executable, "-m", "bt_width", *arguments], check=True, capture_output=True, timeout=60
-    )
-
-    drawn = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
-    assert drawn == (ROOT / picture).read_text(encoding="utf-8")
-
-
-def test_two_pictures_are_shown() -> None:
-    assert len(commands()) == 2
-    for page in PAGES:
-        for link in re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / link).is_file()
