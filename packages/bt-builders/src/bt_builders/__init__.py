@@ -1,13 +1,8 @@
 """Attention metadata for the DSA indexer, MLA and Mamba, cut to the block table's planned width."""
 
 from .backend import AttentionBackend, AttentionGroup
-from .common import (
-    AttentionBatch,
-    BatchGuard,
-    CommonAttentionMetadata,
-    local_lengths,
-    local_lengths_of_ranks,
-)
+from .batch import AttentionBatch
+from .common import CommonAttentionMetadata
 from .contexts import ContextSpan, MLAContextChunk, pack_contexts
 from .create import compose_builders, create_metadata_builders
 from .dsa import (
@@ -19,6 +14,7 @@ from .dsa import (
     DSAPrefillChunk,
     plan_prefill_chunks,
 )
+from .guard import BatchGuard
 from .kernel_rules import (
     CUTLASS_MLA,
     DEEPGEMM_PAGED_MQA_SM90,
@@ -34,6 +30,7 @@ from .kernel_rules import (
     TRITON_MLA,
     KernelRule,
 )
+from .lengths import local_lengths, local_lengths_of_ranks
 from .mamba import (
     MambaChunks,
     MambaDecodeMetadata,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Generic, TypeVar, cast
 
 import numpy as np
@@ -14,6 +16,7 @@ from . import reference
 from .operations import Operations
 
 Builder = TypeVar("Builder")
+Made = TypeVar("Made")
 Buffers = TypeVar("Buffers", bound=tuple[torch.Tensor, ...])
 
 _MAX_KEPT = 64
@@ -52,32 +55,37 @@ def to_device(array: NDArray[np.int32], device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-class LeadingParts(Generic[Buffers]):
-    """Cuts the leading rows off buffers that never move.
+def kept(make: Callable[..., Made], *constants: object) -> Callable[..., Made]:
+    """Return ``make`` with its first arguments given, and its recent results kept by the others.
 
-    A view costs the host more than a small launch does, and steps repeat their sizes: the
-    views of recent sizes are kept.
+    Steps repeat their sizes, and a view costs the host more than a small launch does. It
+    holds no builder: one that is dropped gives its memory back at once.
+    """
+    return lru_cache(_MAX_KEPT)(partial(make, *constants))
+
+
+class LeadingParts(Generic[Buffers]):
+    """Cuts the leading entries off buffers that never move.
 
     Attributes:
         buffers: The whole buffers, a named tuple.
+        first: Returns the first ``num_entries`` of each buffer; with a ``row_len``, in
+            rows of so many.
     """
 
     def __init__(self, buffers: Buffers) -> None:
         """Keep no view yet."""
         self.buffers = buffers
-        self._kept: dict[int, Buffers] = {}
-
-    def __call__(self, num_rows: int) -> Buffers:
-        """Return the first ``num_rows`` rows of each buffer."""
-        found = self._kept.get(num_rows)
-        if found is None:
-            if len(self._kept) == _MAX_KEPT:
-                self._kept.clear()
-            views = [buffer[:num_rows] for buffer in self.buffers]
-            found = self._kept[num_rows] = type(self.buffers)(*views)
-        return found
+        self.first: Callable[..., Buffers] = kept(_first, buffers)
 
     def fill(self, value: int = 0) -> None:
         """Write ``value`` everywhere, in place."""
         for buffer in self.buffers:
             buffer.fill_(value)
+
+
+def _first(buffers: Buffers, num_entries: int, row_len: int | None = None) -> Buffers:
+    parts = [buffer[:num_entries] for buffer in buffers]
+    if row_len is not None:
+        parts = [part.view(-1, row_len) for part in parts]
+    return type(buffers)(*parts)

@@ -16,7 +16,7 @@ from bt_width import BlockTableLayout, InvalidSpecError
 
 from ._checks import as_tuple, require_positive
 from ._support import to_device
-from .common import localise
+from .lengths import localise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,7 +15,7 @@ from bt_width import BlockTableLayout, InvalidEditError
 
 from ._checks import require_tensor
 from ._support import LeadingParts, operations_for
-from .common import BatchGuard
+from .guard import BatchGuard
 from .operations import DraftRows
 
 Metadata = TypeVar("Metadata")
@@ -118,7 +118,7 @@ class SlotBuilder(ABC, Generic[Metadata]):
                 num_reqs=num_reqs,
                 limit=limit,
             )
-        return self._drafts(num_reqs)
+        return self._drafts.first(num_reqs)
 
     def _check_ints(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
         require_tensor(

@@ -21,10 +21,11 @@ from bt_width import (
 
 from ._checks import as_tuple, require_layout, require_positive
 from ._support import LeadingParts, with_options
-from .common import CommonAttentionMetadata, localise, most_local_states, query_lens_of
+from .common import CommonAttentionMetadata, query_lens_of
 from .drafts import SlotBuilder
+from .lengths import localise, most_local_states
 from .operations import DraftRows, ExpandedRows, TokenLens
-from .split import BatchSplit, split_decodes_and_prefills
+from .split import BatchSplit, split_batch
 
 _LOGIT_BYTES = 4
 
@@ -229,7 +230,7 @@ class DSAIndexerMetadataBuilder(SlotBuilder[DSAIndexerMetadata]):
             RowOverflowError: A request is longer than a row was planned for; nothing changed.
         """
         self._guard.check(common)
-        split = split_decodes_and_prefills(common, self._max_decode_len).bounded(self._max_rows)
+        split = split_batch(common, self._max_decode_len).bounded(self._max_rows)
         return DSAIndexerMetadata(
             kernel_block_size=self._addressing.kernel_block_size,
             tokens_per_state=self._tokens_per_state,
@@ -258,25 +259,26 @@ class DSAIndexerMetadataBuilder(SlotBuilder[DSAIndexerMetadata]):
         if num_reqs < common.num_reqs:
             starts, seq_lens, table = starts[: num_reqs + 1], seq_lens[:num_reqs], table[:num_reqs]
         is_native = split.is_uniform and split.decode_query_len in self._native_query_lens
-        lens = self._lens(num_tokens)
+        query_len = split.decode_query_len if is_native else 1
+        lens = self._lens.first(num_tokens)
         if is_native:
             self._operations.token_lens(
                 self._addressing, self._tokens_per_state, starts, seq_lens, lens
             )
         else:
-            rows = self._rows(num_tokens)
+            rows = self._rows.first(num_tokens)
             self._operations.expand_rows(
                 self._addressing, self._tokens_per_state, starts, seq_lens, table, lens, rows
             )
             table = rows.table
-        query_len = split.decode_query_len if is_native else 1
+        lens_of_rows = self._lens.first(num_tokens, query_len)
         return DSADecodeMetadata(
             form=("plain" if query_len == 1 else "native") if is_native else "flattened",
             num_tokens=num_tokens,
             query_len=query_len,
             block_table=table,
-            seq_lens=lens.local_lens.view(-1, query_len),
-            global_seq_lens=lens.seq_lens.view(-1, query_len),
+            seq_lens=lens_of_rows.local_lens,
+            global_seq_lens=lens_of_rows.seq_lens,
             max_seq_len=most_local_states(
                 self._addressing, self._tokens_per_state, common.max_seq_len
             ),
@@ -292,7 +294,7 @@ class DSAIndexerMetadataBuilder(SlotBuilder[DSAIndexerMetadata]):
             most_local_states(self._addressing, self._tokens_per_state, bound) for bound in bounds
         ]
         plans = plan_prefill_chunks(
-            query_lens_of(common)[reqs].tolist(), key_lens, self._max_keys, self._max_scores
+            query_lens_of(common).of_rows[reqs].tolist(), key_lens, self._max_keys, self._max_scores
         )
         view = _PrefillView(common, split, self._addressing, self._tokens_per_state)
         return tuple(view.describe(plan) for plan in plans)

@@ -13,8 +13,9 @@ from bt_width import NULL_BLOCK, BlockTableLayout, InvalidEditError, InvalidSpec
 from bt_width.specs import layers_of
 
 from ._checks import require_positive, require_tensor
-from ._support import LeadingParts, operations_for, to_device, with_options
-from .common import BatchGuard, CommonAttentionMetadata, query_lens_of
+from ._support import LeadingParts, kept, operations_for, to_device, with_options
+from .common import CommonAttentionMetadata, query_lens_of
+from .guard import BatchGuard
 from .operations import CommittedStates, MambaStates, StateBatch
 from .split import BatchSplit, leading_true, split_at
 
@@ -170,6 +171,9 @@ class MambaMetadataBuilder:
         nothing = np.zeros(0, dtype=np.int32)
         self._no_chunks = self._chunks(nothing, nothing)
         self._no_starts = torch.zeros(1, dtype=torch.int32, device=device)
+        self._no_prefill = kept(
+            _no_prefill, self._no_starts, self._states.first(0), self._no_chunks
+        )
 
     @classmethod
     def configured(cls, options: MambaOptions) -> type[Self]:
@@ -192,13 +196,13 @@ class MambaMetadataBuilder:
         self._guard.check(common)
         split = self._split(common)
         num_decodes = split.num_decodes
-        states = self._states(common.num_reqs)
+        states = self._states.first(common.num_reqs)
         self._operations.state_ids(
             self._addressing, self.options.state_pad, _state_batch(common), states
         )
         decode_states, starts = states, common.query_start_loc
         if num_decodes < common.num_reqs:
-            decode_states, starts = self._states(num_decodes), starts[: num_decodes + 1]
+            decode_states, starts = self._states.first(num_decodes), starts[: num_decodes + 1]
         return MambaMetadata(
             states=states,
             decode=MambaDecodeMetadata(
@@ -239,13 +243,13 @@ class MambaMetadataBuilder:
             device=self._device,
         )
         num_decodes, pad = self._split(common).num_decodes, self.options.state_pad
-        committed = self._committed(common.num_reqs)
+        committed = self._committed.first(common.num_reqs)
         self._operations.commit_states(
             self._addressing,
             pad,
             _state_batch(common, num_decodes),
             num_accepted_tokens[:num_decodes],
-            self._committed(num_decodes),
+            self._committed.first(num_decodes),
         )
         if num_decodes < common.num_reqs:
             committed.source_ids[num_decodes:].fill_(pad)
@@ -265,16 +269,17 @@ class MambaMetadataBuilder:
     def _split(self, common: CommonAttentionMetadata) -> BatchSplit:
         query_lens = query_lens_of(common)
         is_prefilling = common.is_prefilling.numpy()
-        if common.max_query_len <= self._max_decode_len and not is_prefilling.any():
+        # counted, not asked for any: a third of the time
+        if common.max_query_len <= self._max_decode_len and not np.count_nonzero(is_prefilling):
             return split_at(common, query_lens, common.num_reqs)
-        has_state = common.seq_lens_upper_bound_host.numpy() > query_lens
-        decodes = (query_lens == 0) | (
-            (query_lens <= self._max_decode_len)
-            & (~is_prefilling | (has_state & (query_lens == 1)))
+        lens = query_lens.of_rows
+        has_state = common.seq_lens_upper_bound_host.numpy() > lens
+        decodes = (lens == 0) | (
+            (lens <= self._max_decode_len) & (~is_prefilling | (has_state & (lens == 1)))
         )
         split = split_at(common, query_lens, leading_true(decodes))
         behind = slice(split.num_decodes, None)
-        if (~is_prefilling[behind] & (query_lens[behind] > 1)).any():
+        if (~is_prefilling[behind] & (lens[behind] > 1)).any():
             raise InvalidEditError(
                 f"a request with drafts stands behind row {split.num_decodes}, which prefills; "
                 "its drafts' states would be lost: put all decodes before all prefills",
@@ -287,18 +292,10 @@ class MambaMetadataBuilder:
     ) -> MambaPrefillMetadata:
         """Return the prefilling part; where nothing prefills, of constants alone."""
         if not split.num_prefills:
-            return MambaPrefillMetadata(
-                first_req=split.num_decodes,
-                num_reqs=0,
-                first_token=split.num_decode_tokens,
-                num_tokens=0,
-                query_start_loc=self._no_starts,
-                states=self._states(0),
-                chunks=self._no_chunks,
-            )
+            return self._no_prefill(split.num_decodes, split.num_decode_tokens)
         reqs = split.prefill_reqs
         starts = common.query_start_loc[reqs.start : reqs.stop + 1] - split.num_decode_tokens
-        query_lens = query_lens_of(common)[reqs]
+        query_lens = query_lens_of(common).of_rows[reqs]
         lens = common.seq_lens_upper_bound_host.numpy()[reqs]
         return MambaPrefillMetadata(
             first_req=reqs.start,
@@ -335,6 +332,25 @@ def _state_batch(common: CommonAttentionMetadata, num_reqs: int | None = None) -
     if num_reqs is None or num_reqs == common.num_reqs:
         return batch
     return StateBatch(*(each[:num_reqs] for each in batch))
+
+
+def _no_prefill(
+    no_starts: torch.Tensor,
+    no_states: MambaStates,
+    no_chunks: MambaChunks,
+    num_reqs: int,
+    num_decode_tokens: int,
+) -> MambaPrefillMetadata:
+    """Return the prefilling part of a batch that only decodes."""
+    return MambaPrefillMetadata(
+        first_req=num_reqs,
+        num_reqs=0,
+        first_token=num_decode_tokens,
+        num_tokens=0,
+        query_start_loc=no_starts,
+        states=no_states,
+        chunks=no_chunks,
+    )
 
 
 def _require_states(layout: BlockTableLayout) -> None:

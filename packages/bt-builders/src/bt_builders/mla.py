@@ -10,12 +10,13 @@ import torch
 from bt_width import BlockTableLayout, InvalidSpecError
 
 from ._checks import require_layout, require_positive
-from ._support import LeadingParts, with_options
-from .common import CommonAttentionMetadata, most_local_states, query_lens_of
+from ._support import LeadingParts, kept, with_options
+from .common import CommonAttentionMetadata, query_lens_of
 from .contexts import ContextPart, MLAContextChunk
 from .drafts import SlotBuilder
+from .lengths import most_local_states
 from .operations import DraftRows, TokenLens
-from .split import BatchSplit, split_decodes_and_prefills
+from .split import BatchSplit, split_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,9 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
         self._draft_starts = torch.zeros(
             limits.max_num_reqs + 1, dtype=torch.int32, device=self._device
         )
-        self._nothing, self._one_start = self._draft_starts[:0], self._draft_starts[:1]
+        starts = self._draft_starts
+        no_rows = torch.zeros(0, layout.width, dtype=torch.int32, device=self._device)
+        self._no_prefill = kept(_no_prefill, starts[:1], starts[:0], no_rows)
         self._write_constants()
 
     @classmethod
@@ -183,7 +186,7 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
             RowOverflowError: A request is longer than a row was planned for; nothing changed.
         """
         self._guard.check(common)
-        split = split_decodes_and_prefills(
+        split = split_batch(
             common, self._max_decode_len, uniform=self.options.uniform_decodes
         ).bounded(self._max_tokens)
         return MLAMetadata(
@@ -215,7 +218,7 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
         if num_reqs < common.num_reqs:
             starts, seq_lens, table = starts[: num_reqs + 1], seq_lens[:num_reqs], table[:num_reqs]
             local_seq_lens = local_seq_lens[:num_reqs]
-        lens = self._lens(num_tokens)
+        lens = self._lens.first(num_tokens)
         self._operations.token_lens(
             self._addressing, self._tokens_per_state, starts, seq_lens, lens
         )
@@ -234,10 +237,10 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
         self, common: CommonAttentionMetadata, split: BatchSplit
     ) -> MLAPrefillMetadata:
         if not split.num_prefills:
-            return self._no_prefill(common.block_table, split.num_decode_tokens)
+            return self._no_prefill(split.num_decodes, split.num_decode_tokens)
         reqs = split.prefill_reqs
         starts = common.query_start_loc[reqs.start : reqs.stop + 1]
-        query_lens = query_lens_of(common)[reqs]
+        query_lens = query_lens_of(common).of_rows[reqs]
         bounds = common.seq_lens_upper_bound_host.numpy()[reqs] - query_lens
         bounds[query_lens == 0] = 0  # no query reads that context
         context_lens = common.num_computed_tokens[reqs]
@@ -272,20 +275,26 @@ class MLAMetadataBuilder(SlotBuilder[MLAMetadata]):
                 token_seq_lens=rows.local_lens,
                 max_seq_len=most_local_states(self._addressing, 1, self._addressing.max_tokens),
             ),
-            prefill=self._no_prefill(block_table, num_reqs),
+            prefill=self._no_prefill(num_reqs, num_reqs),
         )
 
-    def _no_prefill(self, block_table: torch.Tensor, num_decode_tokens: int) -> MLAPrefillMetadata:
-        """Return the prefilling part of a batch that only decodes."""
-        num_reqs = block_table.shape[0]
-        return MLAPrefillMetadata(
-            first_req=num_reqs,
-            num_reqs=0,
-            first_token=num_decode_tokens,
-            num_tokens=0,
-            max_query_len=0,
-            query_start_loc=self._one_start,
-            block_table=block_table[num_reqs:],
-            context_lens=self._nothing,
-            context_chunks=(),
-        )
+
+def _no_prefill(
+    one_start: torch.Tensor,
+    no_lens: torch.Tensor,
+    no_rows: torch.Tensor,
+    num_reqs: int,
+    num_decode_tokens: int,
+) -> MLAPrefillMetadata:
+    """Return the prefilling part of a batch that only decodes."""
+    return MLAPrefillMetadata(
+        first_req=num_reqs,
+        num_reqs=0,
+        first_token=num_decode_tokens,
+        num_tokens=0,
+        max_query_len=0,
+        query_start_loc=one_start,
+        block_table=no_rows,
+        context_lens=no_lens,
+        context_chunks=(),
+    )

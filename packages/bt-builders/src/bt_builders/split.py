@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from bt_width import InvalidEditError
 
 from ._checks import as_tuple, require_positive
-from .common import BatchGuard, CommonAttentionMetadata, localise, query_lens_of, require_common
+from .common import CommonAttentionMetadata, QueryLens, query_lens_of, require_common
+from .guard import BatchGuard
+from .lengths import localise
 
 
 class BatchSplit(NamedTuple):
@@ -71,14 +73,22 @@ def split_decodes_and_prefills(
     """
     require_common(common)
     require_positive("max_query_len", max_query_len)
+    return split_batch(common, max_query_len, uniform=uniform)
+
+
+def split_batch(
+    common: CommonAttentionMetadata, max_query_len: int, *, uniform: bool = False
+) -> BatchSplit:
+    """Split as ``split_decodes_and_prefills`` does a batch that was checked."""
     query_lens = query_lens_of(common)
     if not uniform and common.max_query_len <= max_query_len:
         return split_at(common, query_lens, common.num_reqs)
-    decodes = query_lens <= max_query_len
+    lens = query_lens.of_rows
+    decodes = lens <= max_query_len
     if not uniform:
         return split_at(common, query_lens, leading_true(decodes))
-    num_filled = _num_filled(query_lens)
-    decodes[:num_filled] &= query_lens[:num_filled] == query_lens[:1]
+    num_filled = _num_filled(lens)
+    decodes[:num_filled] &= lens[:num_filled] == lens[:1]
     split = split_at(common, query_lens, leading_true(decodes))
     if split.is_uniform or split.num_prefills:
         return split
@@ -93,35 +103,33 @@ def leading_true(flags: NDArray[np.bool_]) -> int:
 
 
 def split_at(
-    common: CommonAttentionMetadata, query_lens: NDArray[np.int32], num_decodes: int
+    common: CommonAttentionMetadata, query_lens: QueryLens, num_decodes: int
 ) -> BatchSplit:
-    """Split behind ``num_decodes`` rows; ``query_lens`` is [N]."""
+    """Split behind ``num_decodes`` rows."""
     if num_decodes == common.num_reqs:
         # the usual step: every row has as many tokens as the longest, none is padding
         longest = common.max_query_len
         is_uniform = common.num_reqs * longest == common.num_tokens and (
-            bool((query_lens == longest).all()) or _fills_every_row(common, query_lens)
+            query_lens.shortest == longest or _fills_every_row(longest, query_lens.of_rows)
         )
-        return BatchSplit(
-            common.num_reqs, common.num_tokens, common.max_query_len, is_uniform, 0, 0
-        )
+        return BatchSplit(common.num_reqs, common.num_tokens, longest, is_uniform, 0, 0)
     starts = common.query_start_loc_host.numpy()
     num_decode_tokens, num_real_tokens = int(starts[num_decodes]), int(starts[-1])
-    longest = int(query_lens[:num_decodes].max(initial=0))
+    longest = int(query_lens.of_rows[:num_decodes].max(initial=0))
     return BatchSplit(
         num_decodes,
         num_decode_tokens,
         longest,
         num_decodes * longest == num_decode_tokens,
-        _num_filled(query_lens) - num_decodes,
+        _num_filled(query_lens.of_rows) - num_decodes,
         num_real_tokens - num_decode_tokens,
     )
 
 
-def _fills_every_row(common: CommonAttentionMetadata, query_lens: NDArray[np.int32]) -> bool:
-    """Say whether all rows up to the padding at the batch's end have ``max_query_len`` tokens."""
+def _fills_every_row(longest: int, query_lens: NDArray[np.int32]) -> bool:
+    """Say whether all rows up to the padding at the batch's end have ``longest`` tokens."""
     num_filled = _num_filled(query_lens)
-    return bool((query_lens[:num_filled] == common.max_query_len).all())
+    return bool((query_lens[:num_filled] == longest).all())
 
 
 def _num_filled(query_lens: NDArray[np.int32]) -> int:
