@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from bt_tables.integrations.vllm.layouts import RunnerLimits, plan_groups
+from bt_tables.integrations.vllm.layouts import plan_groups
 from bt_tables.integrations.vllm.runner_check import RunnerCheck, RunnerStep
 from bt_tables.integrations.vllm.settings import Settings
 from bt_tables.sanitizer import BlockTableFaultError
+from bt_width import ServingLimits
 
 NUM_REQS, LENGTH, BLOCK = 256, 2048, 16
 ROUNDS = 30
@@ -58,7 +59,7 @@ def main() -> None:
     num_blocks = NUM_REQS * blocks_of_row + 1
     names = [f"request-{at}" for at in range(NUM_REQS)]
     table = torch.arange(1, num_blocks, dtype=torch.int32).view(NUM_REQS, blocks_of_row)
-    limits = RunnerLimits(max_model_len=LENGTH, max_num_reqs=NUM_REQS, max_num_tokens=8192)
+    limits = ServingLimits(max_model_len=LENGTH, max_num_reqs=NUM_REQS, max_num_batched_tokens=8192)
     groups, _ = plan_groups([SimpleNamespace(kv_cache_spec=FullAttentionSpec())], limits)
     check = RunnerCheck(groups, num_blocks, Settings(), rank=0)
     new = [

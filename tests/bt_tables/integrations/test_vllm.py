@@ -18,10 +18,10 @@ import torch
 
 from bt_tables.integrations.vllm import plugin, register
 from bt_tables.integrations.vllm.given_blocks import GivenBlocks
-from bt_tables.integrations.vllm.layouts import RunnerLimits, plan_groups
+from bt_tables.integrations.vllm.layouts import plan_groups
 from bt_tables.integrations.vllm.settings import Settings, read_settings
 from bt_tables.sanitizer import BlockTableFaultError, FaultKind
-from bt_width import InvalidSpecError
+from bt_width import ContextParallel, InvalidSpecError, ServingLimits
 
 pytestmark = pytest.mark.fast
 
@@ -408,7 +408,7 @@ def test_a_request_from_before_the_checks_is_not_judged() -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, KVCacheSpec) else "",
 )
 def test_a_spec_is_planned_as_vllm_plans_it(spec: Any, kind: str, width: int) -> None:
-    limits = RunnerLimits(max_model_len=64, max_num_reqs=2, max_num_tokens=8)
+    limits = ServingLimits(max_model_len=64, max_num_reqs=2, max_num_batched_tokens=8)
 
     (group,), left_out = plan_groups([SimpleNamespace(kv_cache_spec=spec)], limits)
 
@@ -426,7 +426,12 @@ def test_a_spec_is_planned_as_vllm_plans_it(spec: Any, kind: str, width: int) ->
     ids=lambda value: type(value).__name__ if isinstance(value, KVCacheSpec) else "",
 )
 def test_a_group_that_cannot_be_checked_is_left_out_by_name(spec: Any, words: str) -> None:
-    limits = RunnerLimits(max_model_len=64, max_num_reqs=2, max_num_tokens=8, shards=2)
+    limits = ServingLimits(
+        max_model_len=64,
+        max_num_reqs=2,
+        max_num_batched_tokens=8,
+        context_parallel=ContextParallel(size=2),
+    )
     groups = [SimpleNamespace(kv_cache_spec=each) for each in (spec, FullAttentionSpec())]
 
     (group,), (sentence,) = plan_groups(groups, limits)
@@ -437,7 +442,7 @@ def test_a_group_that_cannot_be_checked_is_left_out_by_name(spec: Any, words: st
 
 
 def given_blocks(spec: Any) -> GivenBlocks:
-    limits = RunnerLimits(max_model_len=64, max_num_reqs=2, max_num_tokens=8)
+    limits = ServingLimits(max_model_len=64, max_num_reqs=2, max_num_batched_tokens=8)
     groups, _ = plan_groups([SimpleNamespace(kv_cache_spec=spec)], limits)
     return GivenBlocks(groups, 20)
 

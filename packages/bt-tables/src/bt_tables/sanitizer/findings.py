@@ -16,73 +16,45 @@ from .picture import RowPicture
 class FaultKind(StrEnum):
     """Everything that can be wrong with the block tables and slots of a step."""
 
-    DTYPE = "dtype"
-    DEVICE = "device"
-    ROWS = "rows"
-    WIDTH = "width"
-    STRIDE = "stride"
-    ADDRESS = "address"
-    SLOT_COUNT = "slot-count"
-    QUERY_START = "query-start"
-    LENGTH = "length"
-    BLOCK_COUNT = "block-count"
-    TOO_FEW_BLOCKS = "too-few-blocks"
-    OUT_OF_POOL = "out-of-pool"
-    NULL_BLOCK = "null-block"
-    BROKEN_SPLIT = "broken-split"
-    STALE_TAIL = "stale-tail"
-    PADDING_ROW = "padding-row"
-    WRONG_BLOCK = "wrong-block"
-    FREED_BLOCK = "freed-block"
-    DUPLICATE_BLOCK = "duplicate-block"
-    SHARED_WRITE = "shared-write"
-    MISSING_SLOT = "missing-slot"
-    FOREIGN_TOKEN = "foreign-token"
-    NULL_SLOT = "null-slot"
-    SLOT_OUT_OF_POOL = "slot-out-of-pool"
-    NEIGHBOUR_SLOT = "neighbour-slot"
-    WRONG_SLOT = "wrong-slot"
-    SLOT_TWICE = "slot-twice"
-    PADDING_SLOT = "padding-slot"
-    UNSTABLE = "unstable"
+    meaning: str
+    """What is wrong, in words."""
 
-    @property
-    def meaning(self) -> str:
-        """What is wrong, in words."""
-        return _MEANINGS[self]
+    def __new__(cls, value: str, meaning: str) -> FaultKind:
+        """Make a kind that carries its meaning."""
+        kind = str.__new__(cls, value)
+        kind._value_ = value
+        kind.meaning = meaning
+        return kind
 
-
-_MEANINGS = {
-    FaultKind.DTYPE: "a tensor has another dtype than planned",
-    FaultKind.DEVICE: "a tensor lies on another device than the first table",
-    FaultKind.ROWS: "a table has fewer rows than the batch or more than planned",
-    FaultKind.WIDTH: "a table is not as wide as planned",
-    FaultKind.STRIDE: "a tensor's strides are not those planned",
-    FaultKind.ADDRESS: "a tensor has moved, and a captured graph still uses the old address",
-    FaultKind.SLOT_COUNT: "there are more slots than the largest step has tokens",
-    FaultKind.QUERY_START: "query_start_loc does not start at 0, falls, or passes the slots",
-    FaultKind.LENGTH: "a request's length is less than its query, or more than planned",
-    FaultKind.BLOCK_COUNT: "a row is said to hold a number of blocks that no row holds",
-    FaultKind.TOO_FEW_BLOCKS: "a row holds fewer blocks than its tokens need",
-    FaultKind.OUT_OF_POOL: "a live column holds no block of the pool",
-    FaultKind.NULL_BLOCK: "a column that the step touches holds the null block",
-    FaultKind.BROKEN_SPLIT: "a column does not continue the block that its columns share",
-    FaultKind.STALE_TAIL: "a column past the row's blocks is not null",
-    FaultKind.PADDING_ROW: "a padding row is not null",
-    FaultKind.WRONG_BLOCK: "a column holds another block than its row was given",
-    FaultKind.FREED_BLOCK: "a freed block is in a live row",
-    FaultKind.DUPLICATE_BLOCK: "a block is in more live rows than hold it",
-    FaultKind.SHARED_WRITE: "the step writes to a block that others hold too",
-    FaultKind.MISSING_SLOT: "a token that this rank keeps has no slot",
-    FaultKind.FOREIGN_TOKEN: "a token that this rank does not keep has a slot",
-    FaultKind.NULL_SLOT: "a slot lies in the null block",
-    FaultKind.SLOT_OUT_OF_POOL: "a slot lies outside the pool",
-    FaultKind.NEIGHBOUR_SLOT: "a slot lies in a block of another request",
-    FaultKind.WRONG_SLOT: "a slot is not the one of the token's position",
-    FaultKind.SLOT_TWICE: "two tokens of the step write the same slot",
-    FaultKind.PADDING_SLOT: "a slot above the real tokens is not padding",
-    FaultKind.UNSTABLE: "the tensors changed while they were checked",
-}
+    DTYPE = "dtype", "a tensor has another dtype than planned"
+    DEVICE = "device", "a tensor lies on another device than the first table"
+    ROWS = "rows", "a table has fewer rows than the batch or more than planned"
+    WIDTH = "width", "a table is not as wide as planned"
+    STRIDE = "stride", "a tensor's strides are not those planned"
+    ADDRESS = "address", "a tensor has moved, and a captured graph still uses the old address"
+    SLOT_COUNT = "slot-count", "there are more slots than the largest step has tokens"
+    QUERY_START = "query-start", "query_start_loc does not start at 0, falls, or passes the slots"
+    LENGTH = "length", "a request's length is less than its query, or more than planned"
+    BLOCK_COUNT = "block-count", "a row is said to hold a number of blocks that no row holds"
+    TOO_FEW_BLOCKS = "too-few-blocks", "a row holds fewer blocks than its tokens need"
+    OUT_OF_POOL = "out-of-pool", "a live column holds no block of the pool"
+    NULL_BLOCK = "null-block", "a column that the step touches holds the null block"
+    BROKEN_SPLIT = "broken-split", "a column does not continue the block that its columns share"
+    STALE_TAIL = "stale-tail", "a column past the row's blocks is not null"
+    PADDING_ROW = "padding-row", "a padding row is not null"
+    WRONG_BLOCK = "wrong-block", "a column holds another block than its row was given"
+    FREED_BLOCK = "freed-block", "a freed block is in a live row"
+    DUPLICATE_BLOCK = "duplicate-block", "a block is in more live rows than hold it"
+    SHARED_WRITE = "shared-write", "the step writes to a block that others hold too"
+    MISSING_SLOT = "missing-slot", "a token that this rank keeps has no slot"
+    FOREIGN_TOKEN = "foreign-token", "a token that this rank does not keep has a slot"
+    NULL_SLOT = "null-slot", "a slot lies in the null block"
+    SLOT_OUT_OF_POOL = "slot-out-of-pool", "a slot lies outside the pool"
+    NEIGHBOUR_SLOT = "neighbour-slot", "a slot lies in a block of another request"
+    WRONG_SLOT = "wrong-slot", "a slot is not the one of the token's position"
+    SLOT_TWICE = "slot-twice", "two tokens of the step write the same slot"
+    PADDING_SLOT = "padding-slot", "a slot above the real tokens is not padding"
+    UNSTABLE = "unstable", "the tensors changed while they were checked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

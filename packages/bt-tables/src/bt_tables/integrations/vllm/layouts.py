@@ -14,7 +14,6 @@ from bt_width import (
     AttentionSpec,
     BlockTableError,
     BlockTableLayout,
-    ContextParallel,
     InvalidSpecError,
     LayerSpec,
     MambaSpec,
@@ -36,43 +35,6 @@ class NotCheckedError(InvalidSpecError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerLimits:
-    """The numbers of a model runner that widths and slots depend on.
-
-    Attributes:
-        max_model_len: Tokens of the longest request.
-        max_num_reqs: Requests of a batch.
-        max_num_tokens: Tokens of a batch.
-        num_speculative_tokens: Drafts of a request in a step.
-        shards: Ranks of decode context parallelism.
-        rank: This rank among them.
-        interleave: Consecutive tokens on one rank.
-    """
-
-    max_model_len: int
-    max_num_reqs: int
-    max_num_tokens: int
-    num_speculative_tokens: int = 0
-    shards: int = 1
-    rank: int = 0
-    interleave: int = 1
-
-    def as_limits(self) -> ServingLimits:
-        """Return them as limits to plan with."""
-        return ServingLimits(
-            max_model_len=self.max_model_len,
-            max_num_reqs=self.max_num_reqs,
-            max_num_batched_tokens=self.max_num_tokens,
-            num_speculative_tokens=self.num_speculative_tokens,
-            context_parallel=ContextParallel(
-                size=self.shards,
-                rank=self.rank,
-                interleave=self.interleave if self.shards > 1 else 1,
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGroup:
     """One of vLLM's cache groups that is checked.
 
@@ -86,7 +48,7 @@ class PlannedGroup:
 
 
 def plan_groups(
-    groups: Sequence[Any], limits: RunnerLimits
+    groups: Sequence[Any], limits: ServingLimits
 ) -> tuple[tuple[PlannedGroup, ...], tuple[str, ...]]:
     """Return the groups that can be checked, and a sentence for each that cannot.
 
@@ -98,7 +60,7 @@ def plan_groups(
     for index, group in enumerate(groups):
         try:
             spec = _spec_of(group.kv_cache_spec, limits)
-            layout = BlockTableLayout.plan(spec, limits.as_limits())
+            layout = BlockTableLayout.plan(spec, limits)
         except BlockTableError as error:
             left_out.append(f"group {index} is not checked: {error}")
         else:
@@ -159,7 +121,7 @@ def split_findings(
             )
 
 
-def _spec_of(spec: Any, limits: RunnerLimits) -> LayerSpec:
+def _spec_of(spec: Any, limits: ServingLimits) -> LayerSpec:
     """Return the spec that plans the same rows; raise where there is none."""
     names = {parent.__name__ for parent in type(spec).__mro__}
     if "UniformTypeKVCacheSpecs" in names:
@@ -176,7 +138,7 @@ def _spec_of(spec: Any, limits: RunnerLimits) -> LayerSpec:
         # one block a request, which vLLM gives no slots: its kernels go round in it themselves
         return MambaSpec(block_size=spec.block_size)
     if "SlidingWindowSpec" in names:
-        if spec.dcp_sharded and limits.shards > 1:
+        if spec.dcp_sharded and limits.context_parallel.size > 1:
             raise NotCheckedError(f"{type(spec).__name__}: a window is not sharded")
         return SlidingWindowSpec(
             block_size=spec.block_size,

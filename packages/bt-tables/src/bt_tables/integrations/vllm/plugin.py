@@ -99,15 +99,7 @@ def patch_v2(runner_class: Any, settings: Settings) -> None:
     """Check what MRV2's ``prepare_attn`` returns."""
     if _is_patched(runner_class, "initialize_kv_cache", "execute_model", "prepare_attn"):
         return
-    make, execute = runner_class.initialize_kv_cache, runner_class.execute_model
-    prepare = runner_class.prepare_attn
-
-    @functools.wraps(make)
-    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
-        setattr(self, _CHECK, None)
-        result = make(self, *args, **kwargs)
-        _guarded(self, lambda: setattr(self, _CHECK, make_check_v2(self, settings)))
-        return result
+    execute, prepare = runner_class.execute_model, runner_class.prepare_attn
 
     @functools.wraps(execute)
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,10 +113,9 @@ def patch_v2(runner_class: Any, settings: Settings) -> None:
         _with_check(self, lambda check: check.check(step_v2(prepared[0], prepared[1], input_batch)))
         return prepared
 
-    runner_class.initialize_kv_cache = initialize_kv_cache
+    _patch_start(runner_class, lambda runner: make_check_v2(runner, settings))
     runner_class.execute_model = execute_model
     runner_class.prepare_attn = prepare_attn
-    setattr(runner_class, _MARK, True)
 
 
 def patch_v1(runner_class: Any, settings: Settings) -> None:
@@ -133,15 +124,7 @@ def patch_v1(runner_class: Any, settings: Settings) -> None:
         runner_class, "initialize_kv_cache", "_update_states", "_build_attention_metadata"
     ):
         return
-    make, update = runner_class.initialize_kv_cache, runner_class._update_states
-    build = runner_class._build_attention_metadata
-
-    @functools.wraps(make)
-    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
-        setattr(self, _CHECK, None)
-        result = make(self, *args, **kwargs)
-        _guarded(self, lambda: setattr(self, _CHECK, make_check_v1(self, settings)))
-        return result
+    update, build = runner_class._update_states, runner_class._build_attention_metadata
 
     @functools.wraps(update)
     def _update_states(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -159,9 +142,23 @@ def patch_v1(runner_class: Any, settings: Settings) -> None:
             _with_check(self, lambda check: check.check(step_v1(self, rows, slots)))
         return result
 
-    runner_class.initialize_kv_cache = initialize_kv_cache
+    _patch_start(runner_class, lambda runner: make_check_v1(runner, settings))
     runner_class._update_states = _update_states
     runner_class._build_attention_metadata = _build_attention_metadata
+
+
+def _patch_start(runner_class: Any, make_check: Callable[[Any], RunnerCheck]) -> None:
+    """Make the checks of a runner when it has made its tables, and mark the class as patched."""
+    make = runner_class.initialize_kv_cache
+
+    @functools.wraps(make)
+    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+        setattr(self, _CHECK, None)
+        result = make(self, *args, **kwargs)
+        _guarded(self, lambda: setattr(self, _CHECK, make_check(self)))
+        return result
+
+    runner_class.initialize_kv_cache = initialize_kv_cache
     setattr(runner_class, _MARK, True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bt_tables.sanitizer import BlockTableFaultError, BlockTableSanitizer, Finding, SanitizerReport
+from bt_tables.sanitizer import BlockTableFaultError, BlockTableSanitizer, SanitizerReport
 from bt_width import PAD_SLOT
 
 from .given_blocks import GivenBlocks
@@ -105,12 +105,6 @@ class RunnerCheck:
                 num_faults=report.num_faults + len(shared),
             )
         if report.num_faults:
-            self.act(report)
-
-    def check_shapes(self, findings: Sequence[Finding]) -> None:
-        """Act on what is wrong with the tables before any step."""
-        if findings:
-            report = SanitizerReport(step=0, findings=tuple(findings), num_faults=len(findings))
             self.act(report)
 
     def act(self, report: SanitizerReport) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from bt_tables.sanitizer import SanitizerReport
+from bt_width import ContextParallel, ServingLimits
+
 from .layouts import (
     NotCheckedError,
     PlannedGroup,
-    RunnerLimits,
     plan_groups,
     shape_findings,
     split_findings,
@@ -34,16 +36,9 @@ def make_check_v2(runner: Any, settings: Settings) -> RunnerCheck:
         raise NotCheckedError("prefill context parallelism has tables of its own")
     if runner.is_encoder_decoder:
         raise NotCheckedError("an encoder's length is part of this model's tables")
-    limits = RunnerLimits(
-        max_model_len=runner.max_model_len,
-        max_num_reqs=runner.max_num_reqs,
-        max_num_tokens=runner.max_num_tokens,
-        shards=runner.dcp_size,
-        rank=runner.dcp_rank,
-        interleave=runner.cp_interleave,
-    )
     tables = runner.block_tables.input_block_tables
-    return _make_check(runner, limits, tables, settings, runner.dcp_rank)
+    sharing = runner.dcp_size, runner.dcp_rank, runner.cp_interleave
+    return _make_check(runner, sharing, tables, settings)
 
 
 def step_v2(
@@ -69,19 +64,12 @@ def make_check_v1(runner: Any, settings: Settings) -> RunnerCheck:
     if runner.max_encoder_len:
         raise NotCheckedError("an encoder's length is part of this model's tables")
     tables = runner.input_batch.block_table.block_tables
-    first = tables[0] if tables else None
-    if first is not None and first.pcp_world_size > 1:
-        raise NotCheckedError("prefill context parallelism has tables of its own")
-    limits = RunnerLimits(
-        max_model_len=runner.max_model_len,
-        max_num_reqs=runner.max_num_reqs,
-        max_num_tokens=runner.max_num_tokens,
-        shards=1 if first is None else first.dcp_world_size,
-        rank=0 if first is None else first.dcp_rank,
-        interleave=1 if first is None else first.cp_kv_cache_interleave_size,
-    )
-    device_tables = [table.block_table.gpu for table in tables]
-    return _make_check(runner, limits, device_tables, settings, limits.rank)
+    sharing = 1, 0, 1
+    for table in tables:
+        if table.pcp_world_size > 1:
+            raise NotCheckedError("prefill context parallelism has tables of its own")
+        sharing = table.dcp_world_size, table.dcp_rank, table.cp_kv_cache_interleave_size
+    return _make_check(runner, sharing, [table.block_table.gpu for table in tables], settings)
 
 
 def step_v1(runner: Any, num_reqs_padded: int, slots: dict[int, torch.Tensor]) -> RunnerStep:
@@ -103,23 +91,33 @@ def step_v1(runner: Any, num_reqs_padded: int, slots: dict[int, torch.Tensor]) -
 
 def _make_check(
     runner: Any,
-    limits: RunnerLimits,
+    sharing: tuple[int, int, int],
     tables: Sequence[torch.Tensor],
     settings: Settings,
-    rank: int,
 ) -> RunnerCheck:
+    """Return the checks of tables shared by a number of ranks, by this one, so interleaved."""
+    size, rank, interleave = sharing
+    limits = ServingLimits(
+        max_model_len=runner.max_model_len,
+        max_num_reqs=runner.max_num_reqs,
+        max_num_batched_tokens=runner.max_num_tokens,
+        context_parallel=ContextParallel(
+            size=size, rank=rank, interleave=interleave if size > 1 else 1
+        ),
+    )
     config = runner.kv_cache_config
     groups, left_out = plan_groups(config.kv_cache_groups, limits)
     for sentence in left_out:
         logger.warning("Block tables: %s.", sentence)
     check = RunnerCheck(groups, config.num_blocks, settings, rank)
     widths = [tables[group.index].shape[1] for group in groups]
-    derivations = [_derivation(runner, group, limits) for group in groups]
-    findings = [
+    derivations = [_derivation(runner, group) for group in groups]
+    findings = (
         *shape_findings(groups, widths, derivations),
         *split_findings(groups, runner.attn_groups),
-    ]
-    check.check_shapes(findings)
+    )
+    if findings:
+        check.act(SanitizerReport(step=0, findings=findings, num_faults=len(findings)))
     logger.info(
         "Block tables: %d of %d cache groups are checked, one step in %d.",
         len(groups),
@@ -129,11 +127,11 @@ def _make_check(
     return check
 
 
-def _derivation(runner: Any, group: PlannedGroup, limits: RunnerLimits) -> str:
+def _derivation(runner: Any, group: PlannedGroup) -> str:
     spec = runner.kv_cache_config.kv_cache_groups[group.index].kv_cache_spec
-    blocks = spec.max_num_blocks_per_req(runner.vllm_config, limits.max_model_len)
+    blocks = spec.max_num_blocks_per_req(runner.vllm_config, runner.max_model_len)
     alignment = spec.block_table_token_alignment
     return (
-        f"vLLM: {type(spec).__name__}.max_num_blocks_per_req({limits.max_model_len}) is {blocks} "
+        f"vLLM: {type(spec).__name__}.max_num_blocks_per_req({runner.max_model_len}) is {blocks} "
         f"blocks of {spec.block_size} tokens, aligned to {alignment} tokens"
     )
