@@ -115,7 +115,7 @@ def assert_checked(engine: Engine, batches: list[Any]) -> None:
     check = engine.runner._bt_tables_check
     assert check is not None, "the checks ended before the engine did"
     assert check._step == num_batches > len(batches) * 0.9
-    assert engine.count > len(batches) / 10
+    assert engine.count > len(batches) / 20
 
 
 def live(engine: Engine, batch: Any, row: int) -> int:
