@@ -501,6 +501,16 @@ def test_drafts_that_may_be_rejected_are_not_taken_for_computed() -> None:
     assert given.holders().nonzero()[:, 0].tolist() == [2, 3, 4]
 
 
+def test_a_block_that_accepted_drafts_have_filled_is_not_written_again() -> None:
+    """Another request may then write the tokens that it shares."""
+    given = given_blocks(FullAttentionSpec())
+    given.follow(output(new=[("a", [[5, 7]], 30)], drafts={"a": [8, 9]}))
+
+    given.follow(output(cached=[("a", None, 32)], new=[("b", [[5, 7]], 16)]))
+
+    assert not list(given.written_twice(["a", "b"]))
+
+
 @pytest.mark.parametrize(
     ("environ", "words"),
     [

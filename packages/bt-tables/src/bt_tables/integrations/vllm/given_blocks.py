@@ -27,7 +27,8 @@ class _Request:
 
     Attributes:
         blocks: [groups] int32, its block ids in order.
-        num_computed: Tokens that were surely computed when it was last scheduled.
+        num_computed: Tokens computed when it was last scheduled, as the scheduler counts them.
+        num_uncertain: The most of them that may turn out to be rejected drafts.
         num_drafts: Drafts of the step in which it was last scheduled.
         edits: Its last edits, oldest first.
     """
@@ -35,6 +36,7 @@ class _Request:
     def __init__(self, blocks: list[Ids], num_computed: int) -> None:
         self.blocks = blocks
         self.num_computed = num_computed
+        self.num_uncertain = 0
         self.num_drafts = 0
         self.edits: deque[str] = deque(maxlen=_EDITS_KEPT)
 
@@ -95,7 +97,10 @@ class GivenBlocks:
         window, and those of states before the last.
         """
         requests = list(self._requests.values())
-        computed = torch.tensor([request.num_computed for request in requests], dtype=torch.int64)
+        computed = torch.tensor(
+            [request.num_computed - request.num_uncertain for request in requests],
+            dtype=torch.int64,
+        )
         held = [np.zeros(0, dtype=np.int32)]
         for at, group in enumerate(self._groups):
             first = reach_of(group.layout.addressing, computed, computed).read_from.tolist()
@@ -153,9 +158,9 @@ class GivenBlocks:
         if request is None:
             # it was scheduled before the checks began
             return
-        # an asynchronous scheduler counts drafts that may turn out to be rejected
-        request.num_computed = computed - request.num_drafts
-        request.num_drafts = 0
+        request.num_computed = computed
+        # an asynchronous scheduler counts drafts before it knows which are accepted
+        request.num_uncertain, request.num_drafts = request.num_drafts, 0
         if blocks is None:
             return
         added = self._ids(blocks)
