@@ -79,7 +79,7 @@ def test_a_sound_engine_has_no_finding(
     batches = run(engine, STEPS)
 
     assert_checked(engine, batches)
-    # states take few blocks: nobody has to give way to them
+    # states take few blocks, so that no request is preempted
     assert engine.num_preempted or specs is hybrid
 
 
