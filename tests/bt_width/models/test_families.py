@@ -87,6 +87,7 @@ WINDOWS: Config = {"use_sliding_window": True, "sliding_window": 8}
         ("jamba", {**MAMBA, "attn_layer_period": 4, "attn_layer_offset": 2}, "S S F S"),
         ("bamba", {**MAMBA2, "attn_layer_indices": [1]}, "S F S S"),
         ("bamba", {**MAMBA2, "attn_layer_indices": [0, 3]}, "F S S F"),
+        ("granitemoehybrid", {"layer_types": ["attention"] * 4}, "F F F F"),
         ("lfm2", {"conv_L_cache": 4, "full_attn_idxs": [1, 3]}, "S F S F"),
         ("qwen3_next", {**DELTA_NET, "full_attention_interval": 4}, "S S S F"),
     ],
@@ -125,6 +126,28 @@ def test_states_of_convolutions_have_their_parts_and_taps() -> None:
     assert state_of({**delta, "full_attention_interval": 4}) == StateCache(
         state_shape=(4, 8, 16), conv_parts=((2, 16), (4, 16)), conv_taps=3
     )
+
+
+def test_delta_attention_shifts_queries_keys_and_values_of_every_head() -> None:
+    """One convolution over all three; each layer is named once, counted from 1."""
+    kinds = {"full_attn_layers": [2], "kda_layers": [1, 3]}
+    sizes = {"head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4}
+    config: Config = {
+        **COMMON,
+        "model_type": "kimi_linear",
+        "num_hidden_layers": 3,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 8,
+        "linear_attn_config": {**kinds, **sizes},
+    }
+    twice = {**config, "linear_attn_config": {**kinds, **sizes, "kda_layers": [1, 2]}}
+
+    assert " ".join(map(shown, read_model(config).layers)) == "S L S"
+    assert state_of(config) == StateCache(
+        state_shape=(4, 16, 16), conv_parts=((4, 48),), conv_taps=3
+    )
+    with pytest.raises(UnknownModelError, match="layers once"):
+        read_model(twice)
 
 
 def test_the_older_mamba_format_reads_a_mamba1_state() -> None:
