@@ -426,18 +426,15 @@ class KVCacheManager:
         """Give back all blocks of rows."""
         for group in self.groups:
             group.release(rows, last_step)
-        if self._grown:
-            # a request that began with a cached prefix and found no room for more never ran
-            self._grown = [
-                (index, grown[stays], counts[stays], ids[np.repeat(stays, counts)])
-                for index, grown, counts, ids in self._grown
-                for stays in [~np.isin(grown, rows)]
-                if stays.any()
-            ]
-        self._cleared += rows.tolist()
         # what they gained since the last step has not reached the tables, and need not
+        self._grown = [
+            (index, grown[stays], counts[stays], ids[np.repeat(stays, counts)])
+            for index, grown, counts, ids in self._grown
+            for stays in [~np.isin(grown, rows)]
+            if stays.any()
+        ]
         self._rewritten.difference_update(rows.tolist())
-        self._grown = [part for part in self._grown if not np.isin(part[1], rows).any()]
+        self._cleared += rows.tolist()
 
     def complete(self, step: int) -> None:
         """Note that all steps up to ``step`` have ended."""
