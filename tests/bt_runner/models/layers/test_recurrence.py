@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from bt_runner.models.layers.recurrence import Inputs, convolve, recur, scan
 
-H, P, N = 3, 2, 4
+G, H, P, N = 2, 3, 2, 4
 
 
 def _inputs(num_lines: int, length: int) -> Inputs:
@@ -18,13 +20,13 @@ def _inputs(num_lines: int, length: int) -> Inputs:
     def normal(*shape: int) -> Tensor:
         return torch.randn(num_lines, length, *shape, generator=draw, dtype=torch.float64)
 
-    decay = -torch.rand(H, generator=draw, dtype=torch.float64) - 0.1
-    return Inputs(normal(H, P), normal(H).abs(), normal(H, N), normal(H, N), decay)
+    decay = -torch.rand(G, H, generator=draw, dtype=torch.float64) - 0.1
+    return Inputs(normal(G, H, P), normal(G, H).abs(), normal(G, N), normal(G, N), decay)
 
 
 def _state(num_lines: int) -> Tensor:
     draw = torch.Generator().manual_seed(99)
-    return torch.randn(num_lines, H, P, N, generator=draw, dtype=torch.float64)
+    return torch.randn(num_lines, G, H, P, N, generator=draw, dtype=torch.float64)
 
 
 def _cut(inputs: Inputs, line: int, start: int, end: int) -> Inputs:
@@ -36,14 +38,15 @@ def test_every_state_is_the_decayed_last_one_and_what_entered() -> None:
     """The definition, head by head."""
     inputs, state = _inputs(1, 5), _state(1)
     outputs = recur(inputs, state)
-    for h in range(H):
-        now = state[0, h]
+    for head in product(range(G), range(H)):
+        now = state[0][head]
         for t in range(5):
-            step = inputs.steps[0, t, h]
-            entered = step * torch.outer(inputs.values[0, t, h], inputs.keys[0, t, h])
-            now = torch.exp(step * inputs.decay[h]) * now + entered
-            torch.testing.assert_close(outputs.states[0, t, h], now)
-            torch.testing.assert_close(outputs.read[0, t, h], now @ inputs.queries[0, t, h])
+            step = inputs.steps[0, t][head]
+            entered = step * torch.outer(inputs.values[0, t][head], inputs.keys[0, t, head[0]])
+            now = torch.exp(step * inputs.decay[head]) * now + entered
+            torch.testing.assert_close(outputs.states[0, t][head], now)
+            read = now @ inputs.queries[0, t, head[0]]
+            torch.testing.assert_close(outputs.read[0, t][head], read)
 
 
 @pytest.mark.parametrize("length", [1, 2, 17])
@@ -67,7 +70,7 @@ def test_a_line_goes_on_from_the_one_before_it() -> None:
     lines = Inputs(values, steps, keys, queries, whole.decay)
     outputs = scan(lines, starts[[0, 0, 1]], torch.tensor([True, False, True]))
     wanted = recur(first, starts[:1]), recur(second, starts[1:])
-    torch.testing.assert_close(outputs.read[:2].reshape(8, H, P), wanted[0].read[0])
+    torch.testing.assert_close(outputs.read[:2].reshape(8, G, H, P), wanted[0].read[0])
     torch.testing.assert_close(outputs.read[2], wanted[1].read[0])
     torch.testing.assert_close(outputs.states[1], wanted[0].states[0, -1])
     torch.testing.assert_close(outputs.states[2], wanted[1].states[0, -1])
@@ -79,17 +82,18 @@ def test_a_step_of_zero_leaves_the_state_alone() -> None:
     inputs.steps[0, 4:] = 0
     short = recur(_cut(inputs, 0, 0, 4), starts[:1])
     for outputs in (scan(inputs, starts, torch.ones(2, dtype=torch.bool)), recur(inputs, starts)):
-        last = outputs.states if outputs.states.dim() == 4 else outputs.states[:, -1]
+        last = outputs.states if outputs.states.dim() == 5 else outputs.states[:, -1]
         torch.testing.assert_close(last[0], short.states[0, -1])
 
 
+@pytest.mark.parametrize("length", [1, 6])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_each_channel_has_its_own_taps(has_bias: bool) -> None:
+def test_each_channel_has_its_own_taps(has_bias: bool, length: int) -> None:
     """As torch convolves a line that begins with the earlier inputs."""
     draw = torch.Generator().manual_seed(1)
     lines, weight, bias = (
         torch.randn(*shape, generator=draw, dtype=torch.float64)
-        for shape in ((2, 9, 5), (5, 1, 4), (5,))
+        for shape in ((2, 3 + length, 5), (5, 1, 4), (5,))
     )
     own_bias = bias if has_bias else None
     found = convolve(lines, weight[:, 0].T, own_bias)

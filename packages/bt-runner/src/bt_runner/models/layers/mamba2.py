@@ -23,7 +23,7 @@ class StateCaches(NamedTuple):
 
     Attributes:
         conv: ``[blocks, K - 1, C]``, the convolution's last inputs.
-        states: ``[blocks, H, P, N]``.
+        states: ``[blocks, heads, P, N]``.
     """
 
     conv: Tensor
@@ -45,10 +45,13 @@ class Mamba2Mixer:
         self._workspace_bytes = workspace_bytes
         self._config = config
         self._scope = scope
-        self._caches = caches
+        by_group = (config.num_groups, -1)
+        sizes = caches.states.shape
+        states = caches.states.view(sizes[0], *by_group, *sizes[2:])
+        self._caches = StateCaches(caches.conv, states)
         self._eps = eps
-        self._decay = -torch.exp(widened(scope["A_log"]))
-        self._skip = widened(scope["D"])[:, None]
+        self._decay = -torch.exp(widened(scope["A_log"])).view(by_group)
+        self._skip = widened(scope["D"]).view(*by_group, 1)
         self._step_bias = widened(scope["dt_bias"])
         self._taps = widened(scope["conv1d.weight"][:, 0].T.contiguous())
         self._norm = scope["norm.weight"].view(config.num_groups, -1)
@@ -69,21 +72,20 @@ class Mamba2Mixer:
         return self._output(torch.cat(reads) if len(reads) > 1 else reads[0], gate)
 
     def _decode(self, mixed: Tensor, steps: Tensor, places: DecodePlaces) -> Tensor:
-        """Run the requests that decode token by token; return ``[tokens, H, P]``."""
+        """Run the requests that decode token by token; return ``[tokens, G, H, P]``."""
         conv, states = self._caches
         before = places.source(conv)
         line = torch.cat((before, places.to_lines(mixed)), dim=1)
-        num_before = before.shape[1]
-        num_tokens = line.shape[1] - num_before
-        windows = [line[:, token : token + num_before] for token in range(1, num_tokens + 1)]
-        write(conv, places.state_ids, torch.stack(windows, dim=1).flatten(0, 1))
+        # what each token leaves for the next one to look back on
+        windows = line[:, 1:].unfold(1, before.shape[1], 1).mT
+        write(conv, places.state_ids, windows.flatten(0, 1))
         inputs = self._inputs(self._convolve(line), places.to_lines(steps))
         outputs = recur(inputs, places.source(states))
         write(states, places.state_ids, outputs.states.flatten(0, 1))
         return places.to_tokens(outputs.read.addcmul_(inputs.values, self._skip))
 
     def _prefill(self, mixed: Tensor, steps: Tensor, places: PrefillPlaces) -> Tensor:
-        """Run the requests that prefill chunk by chunk; return ``[tokens, H, P]``."""
+        """Run the requests that prefill chunk by chunk; return ``[tokens, G, H, P]``."""
         conv, states = self._caches
         line = places.to_line(mixed, places.source(conv))
         write(conv, places.state_ids, places.last_inputs(line))
@@ -102,7 +104,7 @@ class Mamba2Mixer:
             state = outputs.states[-1]
             read[rows[span]] = outputs.read
             last = places.last_chunks - span.start
-            is_here = ((last >= 0) & (last < len(outputs.states)))[:, None, None, None]
+            is_here = ((last >= 0) & (last < len(outputs.states))).view(-1, 1, 1, 1, 1)
             found = outputs.states[last.clamp(0, len(outputs.states) - 1)]
             last_states = torch.where(is_here, found, last_states)
         write(states, places.state_ids, last_states)
@@ -118,19 +120,12 @@ class Mamba2Mixer:
         values, keys, queries = widened(convolved).split_with_sizes(
             [config.inner_size, size, size], dim=-1
         )
-
-        lines = convolved.shape[:2]
-
-        def per_head(shared: Tensor) -> Tensor:
-            grouped = shared.view(*lines, config.num_groups, 1, config.state_size)
-            heads = config.num_heads // config.num_groups
-            return grouped.expand(-1, -1, -1, heads, -1).flatten(2, 3)
-
+        by_group = (*convolved.shape[:2], config.num_groups, -1)
         return Inputs(
-            values=values.view(*lines, config.num_heads, config.head_dim),
-            steps=F.softplus(widened(steps) + self._step_bias),
-            keys=per_head(keys),
-            queries=per_head(queries),
+            values=values.view(*by_group, config.head_dim),
+            steps=F.softplus(widened(steps) + self._step_bias).view(by_group),
+            keys=keys.view(by_group),
+            queries=queries.view(by_group),
             decay=self._decay,
         )
 
@@ -153,7 +148,7 @@ def _take(inputs: Inputs, tokens: Tensor, is_token: Tensor) -> Inputs:
     """Return one line per row of ``tokens`` [B, L] from a single line; the rest is padding."""
     return Inputs(
         values=inputs.values[0, tokens],
-        steps=inputs.steps[0, tokens].masked_fill(~is_token[..., None], 0),
+        steps=inputs.steps[0, tokens].masked_fill(~is_token[..., None, None], 0),
         keys=inputs.keys[0, tokens],
         queries=inputs.queries[0, tokens],
         decay=inputs.decay,

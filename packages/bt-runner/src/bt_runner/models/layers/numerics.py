@@ -18,8 +18,7 @@ def widened(values: Tensor) -> Tensor:
 
 def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale the last dimension to a mean square of one, then by ``weight``."""
-    wide = widened(values)
-    scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    scaled = F.rms_norm(widened(values), values.shape[-1:], eps=eps)
     return weight * scaled.to(weight.dtype)
 
 
