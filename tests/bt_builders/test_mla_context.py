@@ -76,6 +76,15 @@ def test_room_counts_whole_turns_of_the_ranks() -> None:
     assert [[span.req for span in chunk] for chunk in chunks] == [[0, 1], [2]]
 
 
+def test_the_rows_of_all_ranks_fit_in_the_workspace() -> None:
+    """Contexts of 9 tokens, 8 by 8 on two ranks, take 16 rows each: 64 hold four, not seven."""
+    layout = plan_mla(size=2, interleave=8)
+
+    chunks = context_chunks(layout, [Request(11, 2, is_prefilling=True)] * 7, 64)
+
+    assert [2 * chunk.num_local_rows for chunk in chunks] == [64, 48]
+
+
 def test_no_context_is_no_chunk() -> None:
     layout = plan_mla()
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from tests.support.executors import InterpretedExecutor
+from tests.support.sparse import sparse_zeros
 from tests.support.tables import batch_of, plan_groups
 
 from bt_tables import StagedBlockTables
 from bt_tables._storage import Storage
 from bt_tables.devices import CpuExecutor, CsrLaunch, StepLaunch
 from bt_width import AttentionSpec, ServingLimits, WidthMismatchError
-
-# Python's mmap does not name it everywhere
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 WIDTH = 2**28
 LAST_ROW = 8
@@ -32,11 +29,7 @@ class SparseExecutor(CpuExecutor):
         return 2**62
 
     def full(self, size: int, dtype: torch.dtype, value: int) -> torch.Tensor:
-        if value:
-            return super().full(size, dtype, value)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        memory = mmap.mmap(-1, size * dtype.itemsize, flags=flags)
-        return torch.frombuffer(memory, dtype=dtype)
+        return super().full(size, dtype, value) if value else sparse_zeros(size, dtype)
 
 
 class SparseInterpretedExecutor(SparseExecutor):

@@ -11,6 +11,8 @@ from tests.support.executors import CheckedExecutor, LateExecutor
 from tests.support.tables import batch_of, columns, plan_groups
 
 from bt_tables import MultiGroupBlockTable, StagedBlockTables
+from bt_tables._storage import Storage
+from bt_tables.devices import StepLaunch
 from bt_width import AttentionSpec, ServingLimits
 
 pytestmark = pytest.mark.fast
@@ -76,6 +78,49 @@ def test_without_fences_an_overwritten_packet_shows_as_a_wrong_table() -> None:
 
     expected = [100 * step + place for step in range(7) for place in range(1, 9)]
     assert table[0, :56].tolist() != expected
+
+
+class WatchedExecutor(LateExecutor):
+    """Says which copies read what was written after they were queued; its launches can fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_torn: list[bool] = []
+        self.fails = False
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        queued = source.clone()
+        self.then(lambda: self.is_torn.append(not torch.equal(source, queued)))
+        super().copy(destination, source)
+
+    def step_launch(self, storage: Storage) -> StepLaunch:
+        inner = super().step_launch(storage)
+
+        def launch(
+            packet: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, programs: int
+        ) -> None:
+            inner(packet, starts, positions, programs)
+            if self.fails:
+                raise RuntimeError("launch failed")
+
+        return launch
+
+
+def test_a_packet_whose_launch_failed_is_read_before_it_is_written_again() -> None:
+    executor = WatchedExecutor()
+    tables = staged(executor)
+    tables.append_block_ids(0, [[3, 4]])
+    executor.fails = True
+    with pytest.raises(RuntimeError, match="launch failed"):
+        tables.step(batch_of([0], [[3]]))
+    executor.fails = False
+
+    tables.append_block_ids(0, [[5, 6]], overwrite=True)
+    (table,) = tables.step(batch_of([1, 0])).block_tables
+    executor.catch_up()
+
+    assert executor.is_torn == [False, False]
+    assert columns(table, 1, 2) == [5, 6]
 
 
 def test_a_packet_that_grows_is_replaced_and_the_sent_one_still_read() -> None:
