@@ -23,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from benchmarks.host_speed import python_speed
 from benchmarks.step_page import NotedSteps
 from torch import Tensor
 
@@ -371,18 +372,6 @@ def report_calls() -> None:
     print(f"a decode step: {len(files)} files, {len(functions)} functions, {num_calls} calls")
     for name in sorted(files):
         print(f"  {Path(name).parent.name}/{Path(name).name}")
-
-
-def python_speed() -> float:
-    """Return the milliseconds of a fixed loop in plain Python, the best of five."""
-    best = float("inf")
-    for _ in range(5):
-        began = time.process_time()
-        total = 0
-        for number in range(1_000_000):
-            total += number & 7
-        best = min(best, time.process_time() - began)
-    return 1e3 * best
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -41,21 +41,29 @@ def test_torchrun_starts_ranks_that_decode_as_one(tmp_path: Path) -> None:
     assert out.count("2 of 2 requests match the dense reference, 6 tokens") == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["demo", "--prompts", "missing.txt"], "cannot read prompts from"),
-        (["demo", "--num-blocks", "1000000000"], "bytes are needed, and cpu has"),
-        (["run", "--model", "missing", "--prompt", "a"], "cannot read missing"),
-        (["run", "--model", "missing", "--drafts", "x"], "must be a whole number"),
-    ],
-    ids=["a-file", "memory", "a-model", "an-option"],
-)
-def test_a_refusal_under_torchrun_is_told_once(options: list[str], words: str) -> None:
-    """All ranks refuse the same input, and one of them says so."""
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bt_runner"]
-    _, err = _start([*launcher, *options]).communicate(timeout=PATIENCE_S)
-    assert err.count(words) == 1, err
+REFUSALS = {
+    "cannot read prompts from": ["demo", "--prompts", "missing.txt"],
+    "bytes are needed, and cpu has": ["demo", "--num-blocks", "1000000000"],
+    "cannot read missing": ["run", "--model", "missing", "--prompt", "a"],
+    "must be a whole number": ["run", "--model", "missing", "--drafts", "x"],
+}
+
+
+def test_refusals_under_torchrun_are_told_once(tmp_path: Path) -> None:
+    """All ranks refuse the same input, and one of them says so: a file, memory, a model, an option.
+
+    One launch tries them in turn, as it takes seconds.
+    """
+    script = tmp_path / "refusals.py"
+    script.write_text(
+        "import sys\n"
+        "from bt_runner.__main__ import main\n"
+        f"codes = [main(options) for options in {list(REFUSALS.values())}]\n"
+        "sys.exit(2 if codes == [2] * len(codes) else 1)\n"
+    )
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    _, err = _start([*launcher, str(script)]).communicate(timeout=PATIENCE_S)
+    assert [err.count(words) for words in REFUSALS] == [1] * len(REFUSALS), err
     assert "exitcode  : 2" in err
 
 
