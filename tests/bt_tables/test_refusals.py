@@ -95,7 +95,7 @@ REFUSALS: list[tuple[Call, str, dict[str, object]]] = [
     ),
     (
         lambda tables: tables.append_block_ids(0, [[1], [2]]),
-        "block_ids has 2 sequences of ids; there are 3 groups",
+        "block_ids must have one sequence of ids a group, and not 2 for 3",
         {"num_sequences": 2, "num_groups": 3},
     ),
     (

@@ -14,6 +14,7 @@ from bt_width import (
     RowOverflowError,
     WidthMismatchError,
 )
+from bt_width.errors import counted
 
 pytestmark = pytest.mark.fast
 
@@ -79,6 +80,17 @@ def test_an_error_about_what_cannot_be_pickled_is_still_sent() -> None:
     assert str(received) == "not an int"
     assert received.details["argument"] == "block_size"
     assert "function" in received.details["value"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 blocks"), (1, "1 block"), (2, "2 blocks"), (1_234, "1234 blocks")]
+)
+def test_a_count_agrees_with_its_noun(count: int, text: str) -> None:
+    assert counted(count, "block") == text
+
+
+def test_a_large_count_may_have_commas() -> None:
+    assert counted(1_234_567, "byte", mark=",") == "1,234,567 bytes"
 
 
 class Unprintable:

@@ -289,8 +289,8 @@ def test_hash_ids_that_contradict_the_option_are_refused(
     [
         pytest.param('{"model_type": "x"}', "line 1: input_length must be", id="a-config"),
         pytest.param("0,1\n0,2\n", "of 2; the first: line 1: prompt tokens must", id="zeros"),
-        pytest.param("9000000,1\n", "none of the trace's 1 requests could run", id="too-long"),
-        pytest.param("1000000000,1\n", "none of the trace's 1 requests could run", id="billion"),
+        pytest.param("9000000,1\n", "could run, of 1; the first: line 1", id="too-long"),
+        pytest.param("1000000000,1\n", "could run, of 1; the first: line 1", id="billion"),
         pytest.param("1" + "0" * 30 + ",1\n", "more than a text can have", id="ten-to-the-30"),
     ],
 )

@@ -20,6 +20,7 @@ from bt_runner.cli import run
 from bt_runner.models.cache.cache_groups import CacheOptions
 from bt_runner.models.checkpoint import load_tokenizer
 from bt_runner.run import command
+from bt_width.errors import counted
 
 NUM_NEW = 10
 
@@ -87,7 +88,7 @@ def test_stop_token_ends_a_text(
 
     _run(tmp_path, "--prompt", "abc", "--max-new-tokens", str(NUM_NEW))
 
-    assert capsys.readouterr().err.startswith(f"{tokens.index(stop) + 1} tokens in")
+    assert capsys.readouterr().err.startswith(f"{counted(tokens.index(stop) + 1, 'token')} in")
 
 
 def test_temperature_draws_by_its_seed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +108,7 @@ def test_temperature_draws_by_its_seed(model: Path, capsys: pytest.CaptureFixtur
         (["--prompt", ""], "has 0 prompt tokens"),
         (["--prompt", "abc", "--max-new-tokens", "510"], "longer than the model's 512 positions"),
         (["--prompt", "abc", "--max-model-len", "20"], "more than --max-model-len 20"),
-        (["--prompt", "abc", "--num-blocks", "1"], "a pool of 1 blocks"),
+        (["--prompt", "abc", "--num-blocks", "1"], "a pool of 1 block has none"),
         (["--prompts", "no-such-file"], "cannot read prompts from no-such-file"),
         (["--prompt", "abc", "--device", "no-such-device"], "device 'no-such-device'"),
         (["--prompt", "abc\udcff"], "character 4 is '\\udcff', half of a pair"),

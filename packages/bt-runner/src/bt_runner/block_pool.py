@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from bt_runner.errors import BadInputError, PoolExhaustedError
 from bt_width import NULL_BLOCK
+from bt_width.errors import counted
 
 BlockIds: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
 BlockHash: TypeAlias = bytes
@@ -117,8 +118,8 @@ class BlockPool:
         """
         if num_blocks < 2:
             raise BadInputError(
-                f"a pool of {num_blocks} blocks has none to give: block {NULL_BLOCK} is reserved; "
-                "make it at least 2",
+                f"a pool of {counted(num_blocks, 'block')} has none to give: block {NULL_BLOCK} is "
+                "reserved; make it at least 2",
                 num_blocks=num_blocks,
             )
         self.num_blocks = num_blocks

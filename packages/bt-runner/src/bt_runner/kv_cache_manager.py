@@ -20,6 +20,7 @@ from bt_runner.prefix_cache import PrefixCache, PrefixHashes
 from bt_runner.requests import Request, RunningRequests
 from bt_tables import StagedBlockTables
 from bt_width import NULL_BLOCK, BlockTableLayout
+from bt_width.errors import counted
 from bt_width.layout import MAX_POSITION
 
 
@@ -314,9 +315,9 @@ class KVCacheManager:
             needed = min(longest, layout.max_resident_blocks(layout.limits.max_num_batched_tokens))
             if needed > capacity:
                 raise RequestRefusedError(
-                    f"request {request.request_id!r} needs {needed} blocks of {label} for "
-                    f"{request.max_len} tokens, and the pool has {capacity} besides the null "
-                    "block: shorten it or enlarge the pool",
+                    f"request {request.request_id!r} needs {counted(needed, 'block')} of {label} "
+                    f"for {counted(request.max_len, 'token')}, and the pool has {capacity} "
+                    "besides the null block: shorten it or enlarge the pool",
                     group=index,
                     needed=needed,
                     capacity=capacity,

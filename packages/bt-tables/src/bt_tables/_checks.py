@@ -415,7 +415,8 @@ class EditChecks:
             ) from None
         if len(counts) != len(held):
             raise InvalidEditError(
-                f"block_ids has {len(counts)} sequences of ids; there are {len(held)} groups",
+                "block_ids must have one sequence of ids a group, and not "
+                f"{len(counts)} for {len(held)}",
                 num_sequences=len(counts),
                 num_groups=len(held),
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .errors import counted
+
 if TYPE_CHECKING:
     from .layout import BlockTableLayout
 
@@ -14,13 +16,9 @@ def explain_width(layout: BlockTableLayout) -> str:
     return ", ".join(parts)
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def _blocks(layout: BlockTableLayout) -> str:
     rule = layout._rule
-    total = _plural(layout.max_num_blocks, "block")
+    total = counted(layout.max_num_blocks, "block")
     extra = f" + {rule.extra_blocks} speculative" if rule.extra_blocks else ""
     if not rule.grows:
         return f"1 block per request{extra} = {total}"
@@ -28,7 +26,7 @@ def _blocks(layout: BlockTableLayout) -> str:
     length = f"max_model_len {limits.max_model_len}"
     if limits.lookahead_tokens:
         length = f"({length} + lookahead {limits.lookahead_tokens})"
-    shards = _plural(layout.shards, "shard")
+    shards = counted(layout.shards, "shard")
     return f"{length} / (block {layout.block_size} x {shards}){extra} = {total}"
 
 
@@ -43,5 +41,5 @@ def _alignment(layout: BlockTableLayout) -> str:
 
 
 def _split(layout: BlockTableLayout) -> str:
-    kernel_blocks = _plural(layout.kernel_blocks_per_block, "kernel block")
-    return f"x {kernel_blocks} = {_plural(layout.width, 'column')}"
+    kernel_blocks = counted(layout.kernel_blocks_per_block, "kernel block")
+    return f"x {kernel_blocks} = {counted(layout.width, 'column')}"

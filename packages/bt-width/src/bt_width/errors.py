@@ -1,4 +1,4 @@
-"""The errors of all four packages, and how a bad value is shown in their messages."""
+"""The errors of all four packages, and how values and counts are shown in messages."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def shown(value: object) -> str:
     except Exception:
         # a caller's __repr__ failed, which is not what the message is about
         return f"a {type(value).__name__}"
+
+
+def counted(count: int, noun: str, *, mark: str = "") -> str:
+    """Return ``count`` before its noun: "1 block", "2 blocks", with a comma as ``mark`` "1,000"."""
+    return f"{count:{mark}} {noun}{'' if count == 1 else 's'}"
 
 
 class BlockTableError(ValueError):

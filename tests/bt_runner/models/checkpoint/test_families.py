@@ -130,7 +130,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "short-list",
         DEEPSEEK,
         {"mlp_layer_types": ["dense"]},
-        "dense or sparse for each of 2 layers",
+        "dense or sparse for each of 2 layers, and lists 1$",
     ),
     ("scaling-text", DEEPSEEK, {"rope_parameters": "yarn"}, "rope_.* is not a JSON object"),
     ("limited-step", MAMBA2, {"time_step_limit": [0.0, 1.0]}, "time_step_limit"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bt_runner.demo.check import Verdict
 from bt_runner.engine import Engine
 from bt_runner.requests import Request
+from bt_width.errors import counted
 from bt_width.terminal import format_table
 
 
@@ -75,10 +76,12 @@ def print_check(verdicts: Sequence[Verdict], bound: float) -> bool:
     largest = max(verdict.max_logit_difference for verdict in verdicts)
     for verdict in wrong:
         print(f"MISMATCH {verdict.request_id}: {verdict.difference}")
-    tokens = sum(verdict.num_tokens for verdict in verdicts)
-    ties = f"; {num_ties} near ties (gap below {bound:g} of the range)" if num_ties else ""
+    tokens = counted(sum(verdict.num_tokens for verdict in verdicts), "token", mark=",")
+    ties = ""
+    if num_ties:
+        ties = f"; {counted(num_ties, 'near tie')} (gap below {bound:g} of the range)"
     print(
         f"check: {len(verdicts) - len(wrong)} of {len(verdicts)} requests match the dense "
-        f"reference, {tokens:,} tokens{ties}; largest difference of logits {largest:.1e}",
+        f"reference, {tokens}{ties}; largest difference of logits {largest:.1e}",
     )
     return not wrong

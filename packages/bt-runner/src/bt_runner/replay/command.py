@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     summary = replay.summary
     if is_whole and not summary.num_requests:
         raise BadInputError(
-            f"none of the trace's {len(requests)} requests could run: {refused.first}",
+            f"no request of the trace could run, of {len(requests)}; the first: {refused.first}",
             num_refused=summary.num_refused,
         )
     summary.num_malformed = malformed.count

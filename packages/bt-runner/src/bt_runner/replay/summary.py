@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bt_runner.block_pool import BlockPool
+from bt_width.errors import counted
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +122,7 @@ class Summary:
             ),
             ("table update", _times(record["table_update_us"])),
             ("builders", _times(record["builders_us"])),
-            ("checked", f"{self.num_checked_steps:,} steps, no difference"),
+            ("checked", f"{counted(self.num_checked_steps, 'step', mark=',')}, no difference"),
         ]
         return dict(pairs)
 

@@ -29,6 +29,7 @@ from bt_runner.requests import SamplingParams
 from bt_runner.terminal.prefixes import tell_why_nothing_is_shared
 from bt_runner.terminal.prompts import read_prompt_lines
 from bt_width import ContextParallel, ServingLimits
+from bt_width.errors import counted
 
 
 @memory_refused()
@@ -75,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
         num_tokens = _stream(engine, tokenizer, texts, prompts, params, write)
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
-            told = f"{num_tokens} tokens in {seconds:.1f} s, {engine.num_steps} steps"
-            print(told, file=sys.stderr)
+            tokens, steps = counted(num_tokens, "token"), counted(engine.num_steps, "step")
+            print(f"{tokens} in {seconds:.1f} s, {steps}", file=sys.stderr)
     return 0
 
 

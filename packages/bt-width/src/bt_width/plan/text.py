@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..capacity import addressable_tokens, index_buffer_bytes, table_bytes
+from ..errors import counted
 from ..models.formats import FORMATS
 from ..models.model import ModelCaches
 from ..terminal import format_table
@@ -40,8 +41,9 @@ def show_model(model: ModelCaches, planned: Sequence[PlannedGroup], *, ranks: st
     dtypes = sorted({group.group.cache_dtype or "" for group in planned if group.group} - {""})
     limits = planned[0].layout.limits
     title = (
-        f"{model.model_type}, {len(model.layers)} layers, cache in {' and '.join(dtypes) or '-'}, "
-        f"requests of up to {limits.max_model_len:,} tokens{ranks}"
+        f"{model.model_type}, {counted(len(model.layers), 'layer')}, "
+        f"cache in {' and '.join(dtypes) or '-'}, "
+        f"requests of up to {counted(limits.max_model_len, 'token', mark=',')}{ranks}"
     )
     header = ("group", "layers", "block", "kernel", "blocks/req", "width")
     table = format_table(
@@ -115,18 +117,20 @@ def explain_model(model: ModelCaches, planned: Sequence[PlannedGroup]) -> str:
         for member in group.members:
             if member.token_bytes:
                 lines.append(
-                    f"  {member.name}: {member.num_layers} layers, "
+                    f"  {member.name}: {counted(member.num_layers, 'layer')}, "
                     f"{member.token_bytes // member.num_layers:,} bytes each, "
                     f"{member.token_bytes:,} per token"
                 )
             else:
                 lines.append(
-                    f"  {member.name}: {member.num_layers} layers, {member.recurrent_bytes:,} "
-                    f"bytes of recurrent state and {member.conv_bytes:,} of convolution per state"
+                    f"  {member.name}: {counted(member.num_layers, 'layer')}, "
+                    f"{member.recurrent_bytes:,} bytes of recurrent "
+                    f"state and {member.conv_bytes:,} of convolution per state"
                 )
         if group.name == "mamba":
             held = planned_group.layout.max_resident_blocks(0)
-            lines.append(f"  a request keeps {held} states, {held * group.state_bytes:,} bytes")
+            num_bytes = held * group.state_bytes
+            lines.append(f"  a request keeps {counted(held, 'state')}, {num_bytes:,} bytes")
         elif group.cache_dtype is not None and group.cache_dtype in FORMATS:
             stored = FORMATS[group.cache_dtype]
             lines.append(f"  {stored.name}: {stored.layout} ({stored.source})")

@@ -88,6 +88,8 @@ class Fields:
         strange = [index for index, entry in enumerate(found) if entry not in known]
         if strange or len(found) != num_layers:
             told = f"is {shown(value)}"
+            if isinstance(value, list):
+                told = f"lists {len(value)}"
             if strange:
                 told = f"has {shown(found[strange[0]])} for layer {strange[0]}"
             raise BadInputError(
