@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import random
 import time
 
@@ -79,9 +80,11 @@ class _Soak:
         self._counts = Counts()
         self._memory = ResidentMemory()
         self._began = self._told = time.monotonic()
+        self._until = math.inf
 
     def run(self, seconds: float, first_scenario: int) -> None:
         """Soak for some time; stop early after many findings."""
+        self._until = self._began + seconds
         lasting = self._loop(every_kind(), "lasting")
         for number in itertools.count(first_scenario):
             if not self._try("the lasting scenario", lasting, drains=False):
@@ -90,8 +93,7 @@ class _Soak:
             self._try(f"scenario {number}", self._loop(draw_scenario(draw), f"{number}"))
             self._memory.sample()
             self._tell()
-            is_over = time.monotonic() - self._began >= seconds
-            if is_over or self._counts.num_findings >= _MAX_FINDINGS:
+            if time.monotonic() >= self._until or self._counts.num_findings >= _MAX_FINDINGS:
                 break
         self._try("the lasting scenario", lasting)
 
@@ -112,9 +114,9 @@ class _Soak:
     def _try(self, name: str, loop: SoakLoop, *, drains: bool = True) -> bool:
         """Run a loop for some steps, then empty it if told; print a finding, or return True."""
         try:
-            loop.run(self._num_steps)
+            loop.run(self._num_steps, self._until)
             if drains:
-                loop.drain()
+                loop.drain(self._until)
         except (BlockTableError, BlockTableFaultError, RunnerError) as error:
             self._counts.num_findings += 1
             print(f"{name} of seed {self._seed}, step {loop.num_steps}: {error}", flush=True)

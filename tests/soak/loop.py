@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -190,8 +192,8 @@ class SoakLoop:
         """Steps so far."""
         return self._loop.num_steps
 
-    def run(self, num_steps: int) -> None:
-        """Let requests come and go for some steps.
+    def run(self, num_steps: int, until: float = math.inf) -> None:
+        """Let requests come and go for some steps, or until ``time.monotonic()`` is ``until``.
 
         Raises:
             BlockTableError: The sanitizer, the tables or the builders refused a step.
@@ -199,12 +201,16 @@ class SoakLoop:
             RunnerError: Requests wait, and none can be computed.
         """
         for _ in range(num_steps):
+            if time.monotonic() >= until:
+                break
             self._let_come()
             self._disturb()
             self._step()
 
-    def drain(self) -> None:
+    def drain(self, until: float = math.inf) -> None:
         """Serve those that are left, and see that every block came back.
+
+        What is left when ``time.monotonic()`` is ``until`` is aborted.
 
         Raises:
             BlockTableError: As for ``run``.
@@ -212,6 +218,10 @@ class SoakLoop:
             RunnerError: As for ``run``.
         """
         while self._loop.has_work:
+            if time.monotonic() >= until:
+                for name in list(self._scheduler.requests):
+                    self._loop.abort(name)
+                    self._counts.num_aborted += 1
             self._step()
         for pool, name in zip(self.kv.pools, self.scenario.names, strict=True):
             num_lost = pool.capacity - pool.num_free

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from tests.soak import command
@@ -13,7 +14,7 @@ from tests.soak.small import small
 
 from bt_runner.errors import VerificationError
 
-SHORT = ["--minutes", "0.0001", "--steps", "8", "--max-growth", "1000"]
+SHORT = ["--minutes", "0.01", "--steps", "8", "--max-growth", "1000"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,17 @@ def test_a_sound_soak_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> No
     assert re.search(r"^memory       [+-]\d+\.\d\d % after the warm-up$", text, re.MULTILINE)
 
 
+def test_it_ends_when_its_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is left of a scenario's steps or of its requests."""
+    began = time.monotonic()
+
+    code = run(["--minutes", "0.01", "--steps", "1000000", "--max-growth", "1000"])
+
+    assert code == 0
+    assert re.search(r"^lost blocks  0$", capsys.readouterr().out, re.MULTILINE)
+    assert time.monotonic() - began < 30
+
+
 def test_a_line_a_minute_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +59,7 @@ def test_a_line_a_minute_is_printed(
 def test_a_finding_ends_with_1_and_names_its_scenario_and_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_loop(self: SoakLoop, num_steps: int) -> None:
+    def run_loop(self: SoakLoop, num_steps: int, until: float) -> None:
         raise VerificationError("something is wrong")
 
     monkeypatch.setattr(SoakLoop, "run", run_loop)
@@ -64,7 +76,7 @@ def test_a_finding_ends_with_1_and_names_its_scenario_and_step(
 def test_a_soak_that_finds_too_much_stops(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_loop(self: SoakLoop, num_steps: int) -> None:
+    def run_loop(self: SoakLoop, num_steps: int, until: float) -> None:
         raise VerificationError("something is wrong")
 
     monkeypatch.setattr(SoakLoop, "run", run_loop)
