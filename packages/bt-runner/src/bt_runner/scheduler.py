@@ -433,6 +433,11 @@ class Scheduler:
         return bool((known >= self.table.max_len[self.running]).any())
 
     def _preempt(self, row: int, last_step: int) -> None:
+        """Let a request wait again, with its tokens and without blocks.
+
+        A step in flight may still write to them: they cool until ``last_step`` has ended. The
+        token that it chooses for the request is added to it by ``_give_late``.
+        """
         request: Request = self.table.requests[row]
         self._give_up_rows(np.array([row]), last_step)
         request.num_preemptions += 1
