@@ -19,7 +19,7 @@ import torch
 
 from bt_runner import Engine, ModelConfig, SamplingParams, random_weights
 from bt_runner.models.config import MLA, MLP, AttentionLayer, SelectShared, SelectTopK
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.numerics import Rope
 from bt_width import ServingLimits
 
 MIB = 2**20

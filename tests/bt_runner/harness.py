@@ -14,7 +14,7 @@ from bt_runner.demo.check import Verdict, check_request
 from bt_runner.dense import DenseModel
 from bt_runner.drafters import Drafter
 from bt_runner.engine import Engine
-from bt_runner.models.cache.cache_groups import CacheOptions
+from bt_runner.models.caches import CacheOptions
 from bt_runner.models.config import (
     MLA,
     MLP,
@@ -26,7 +26,7 @@ from bt_runner.models.config import (
     SelectTopK,
     hybrid_config,
 )
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.numerics import Rope
 from bt_runner.models.weights import Weights, random_weights
 from bt_runner.recorder import Recorder
 from bt_runner.requests import SamplingParams

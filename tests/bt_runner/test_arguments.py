@@ -22,7 +22,7 @@ from bt_runner.cuda_graphs import GraphOptions
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
 from bt_runner.model_runner import InFlightStep, ModelRunner
-from bt_runner.models.cache.cache_groups import LARGEST_BLOCK, CacheOptions
+from bt_runner.models.caches import LARGEST_BLOCK, CacheOptions
 from bt_runner.requests import SamplingParams
 from bt_runner.scheduler import SchedulerOutput
 

@@ -13,15 +13,8 @@ from torch import Tensor
 from bt_builders import MambaMetadataBuilder
 from bt_runner.demo.check import Difference
 from bt_runner.models import paged_model
-from bt_runner.models.layers import (
-    dense_attention,
-    indexer,
-    mamba2,
-    mla,
-    numerics,
-    recurrence,
-)
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers import mamba2, mla, numerics, sparse_attention
+from bt_runner.models.layers.numerics import Rope
 from bt_tables import StagedBlockTables, StepTables
 
 MAMBA_LAYERS, SPARSE_LAYERS, DENSE_LAYER = (0, 4), (1, 2), 3
@@ -137,7 +130,7 @@ def test_a_shifted_rope_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_relu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The indexer then chooses other tokens."""
 
-    def score(query: indexer.IndexQuery, keys: Tensor) -> Tensor:
+    def score(query: sparse_attention.IndexQuery, keys: Tensor) -> Tensor:
         products = torch.einsum("bmhd,bsd->bmhs", query.heads, keys)
         return torch.einsum("bmh,bmhs->bms", query.weights, products)
 
@@ -153,13 +146,13 @@ def test_a_future_token_that_is_seen_is_found(monkeypatch: pytest.MonkeyPatch) -
         shifted = torch.cat((visible[..., :1], visible[..., :-1]), dim=-1)
         return attend(query, rows, visible | shifted, **kwargs)
 
-    monkeypatch.setattr(dense_attention, "attend", lenient)
+    monkeypatch.setattr(mla, "attend", lenient)
     assert _first_layer() == DENSE_LAYER
 
 
 def test_a_forgotten_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The convolution sees a token alone, and nothing before it."""
-    convolve = recurrence.convolve
+    convolve = mamba2.convolve
     monkeypatch.setattr(
         mamba2,
         "convolve",

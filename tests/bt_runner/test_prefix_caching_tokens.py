@@ -23,7 +23,7 @@ from tests.support.hf_models import FAMILIES, SEEDS, tiny_model
 from tests.support.thread_ranks import ThreadRank, run_ranks
 
 from bt_runner.engine import Engine
-from bt_runner.models.cache.cache_groups import CacheOptions
+from bt_runner.models.caches import CacheOptions
 from bt_runner.models.checkpoint import load_weights, read_config
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.weights import Weights

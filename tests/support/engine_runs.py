@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from bt_runner.drafters import Drafter, NGramDrafter
 from bt_runner.engine import Engine
-from bt_runner.models.cache.cache_groups import CacheOptions
+from bt_runner.models.caches import CacheOptions
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.weights import Weights
 from bt_runner.recorder import Recorder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bt_runner.dense.numerics import rms_norm, rotate
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.numerics import Rope
 
 
 def test_rms_norm_by_hand() -> None:

@@ -23,8 +23,8 @@ from bt_runner.drafters import Drafter
 from bt_runner.engine import Engine
 from bt_runner.input_batch import InputBuffers
 from bt_runner.kv_cache_manager import KVCacheManager
-from bt_runner.models.layers.dense_attention import DenseAttention
 from bt_runner.models.layers.mamba2 import Mamba2Mixer
+from bt_runner.models.layers.mla import DenseAttention
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.recorder import Recorder
 from bt_runner.requests import Request, RunningRequests

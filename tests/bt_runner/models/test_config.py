@@ -18,7 +18,7 @@ from bt_runner.models.config import (
     SelectTopK,
     hybrid_config,
 )
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.numerics import Rope
 
 
 def _sparse_layer() -> AttentionLayer:

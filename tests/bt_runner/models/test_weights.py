@@ -19,7 +19,7 @@ from bt_runner.models.config import (
     SelectTopK,
     hybrid_config,
 )
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.numerics import Rope
 from bt_runner.models.weights import random_weights, tensor_dtype, tensor_shapes
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bt_runner.dense.numerics import rotate
 from bt_runner.models.config import ModelConfig
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.numerics import Rope
 
 
 def half_rope(patch: Patch, config: ModelConfig) -> ModelConfig:

@@ -14,7 +14,7 @@ from tests.support.hf_models import FAMILIES, SPARSE_FAMILIES
 from torch import Tensor
 
 from bt_runner.models.layers import mamba2, numerics
-from bt_runner.models.layers.state_places import _Sources
+from bt_runner.models.step import _Sources
 from bt_tables import StagedBlockTables
 
 Patch = pytest.MonkeyPatch

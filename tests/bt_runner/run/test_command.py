@@ -17,7 +17,7 @@ from tests.support.hf_recording import greedy
 from tests.support.tokenizers import write_byte_tokenizer
 
 from bt_runner.cli import run
-from bt_runner.models.cache.cache_groups import CacheOptions
+from bt_runner.models.caches import CacheOptions
 from bt_runner.models.checkpoint import load_tokenizer
 from bt_runner.run import command
 from bt_width.errors import counted

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from bt_runner.drafters import Drafter, NGramDrafter
     from bt_runner.engine import Engine
     from bt_runner.errors import BadInputError, PoolExhaustedError, RequestRefusedError, RunnerError
-    from bt_runner.models.cache.cache_groups import CacheOptions
+    from bt_runner.models.caches import CacheOptions
     from bt_runner.models.config import ModelConfig, hybrid_config
     from bt_runner.models.weights import Weights, random_weights
     from bt_runner.requests import FinishReason, Request, SamplingParams
@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 # loaded by their first use, so that --version and --help do not wait for torch
 _MODULES = {
     "BadInputError": "errors",
-    "CacheOptions": "models.cache.cache_groups",
+    "CacheOptions": "models.caches",
     "Drafter": "drafters",
     "Engine": "engine",
     "FinishReason": "requests",

@@ -34,8 +34,7 @@ from bt_runner.errors import BadInputError, RunnerError
 from bt_runner.kv_cache_manager import KVCacheManager, pool_sizes
 from bt_runner.memory import WORKSPACE_BYTES, require_step_memory
 from bt_runner.model_runner import InFlightStep, ModelRunner, TableGuard
-from bt_runner.models.cache.cache_groups import CacheOptions, cache_groups
-from bt_runner.models.cache.caches import Caches
+from bt_runner.models.caches import CacheOptions, Caches, cache_groups
 from bt_runner.models.config import ModelConfig
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.sharding import Ranks, Sharding, SingleRank, require_one_plan

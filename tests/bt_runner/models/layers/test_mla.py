@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from bt_runner.models.layers.mla import PartialAttention, attend, merge
+from bt_runner.models.layers.mla import attend
+from bt_runner.models.sharding import PartialAttention, merge
 
 B, Q, H, S, R, D = 2, 3, 2, 7, 4, 6
 

@@ -32,7 +32,7 @@ from bt_runner.models.config import (
     SelectShared,
     SelectTopK,
 )
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.numerics import Rope
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.weights import random_weights
 from bt_runner.requests import SamplingParams

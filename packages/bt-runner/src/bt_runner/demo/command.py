@@ -18,7 +18,7 @@ from bt_runner.devices import find_device
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
 from bt_runner.memory import memory_refused
-from bt_runner.models.cache.cache_groups import CacheOptions
+from bt_runner.models.caches import CacheOptions
 from bt_runner.models.config import hybrid_config
 from bt_runner.models.sharding import Ranks
 from bt_runner.models.weights import random_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.numerics import Rope
 
 
 def widen(x: Tensor) -> Tensor:

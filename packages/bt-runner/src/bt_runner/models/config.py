@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bt_runner.arguments import require_int, require_kind
 from bt_runner.errors import BadInputError
-from bt_runner.models.layers.rope import Rope
+from bt_runner.models.layers.numerics import Rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from bt_runner.memory import WORKSPACE_BYTES
-from bt_runner.models.cache.cache_groups import CONV, DENSE, INDEX, LATENT, SPARSE, STATE
-from bt_runner.models.cache.caches import Caches
+from bt_runner.models.caches import CONV, DENSE, INDEX, LATENT, SPARSE, STATE, Caches
 from bt_runner.models.config import (
     AttentionLayer,
     MambaLayer,
@@ -18,13 +17,11 @@ from bt_runner.models.config import (
     SelectAll,
     SelectTopK,
 )
-from bt_runner.models.layers.dense_attention import DenseAttention
 from bt_runner.models.layers.feed_forward import feed_forward
-from bt_runner.models.layers.indexer import IndexProjections
 from bt_runner.models.layers.mamba2 import Mamba2Mixer, StateCaches
-from bt_runner.models.layers.mla import LatentProjections
+from bt_runner.models.layers.mla import DenseAttention, LatentProjections
 from bt_runner.models.layers.numerics import rms_norm, widened
-from bt_runner.models.layers.sparse_attention import Indexer, SparseAttention
+from bt_runner.models.layers.sparse_attention import Indexer, IndexProjections, SparseAttention
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
 from bt_runner.models.weights import Scope, Weights, head_of

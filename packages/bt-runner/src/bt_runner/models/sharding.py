@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from bt_runner.errors import BadInputError
-from bt_runner.models.layers.mla import PartialAttention, merge
 from bt_width import BlockTableLayout
 
 
@@ -66,6 +65,31 @@ def require_one_plan(ranks: Ranks, layouts: Sequence[BlockTableLayout]) -> None:
         other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
         told = f"rank 0: {reasons[0]} | rank {other}: {reasons[other]}"
         raise BadInputError(f"the ranks planned different tables: {told}", digests=digests)
+
+
+class PartialAttention(NamedTuple):
+    """Attention to some of the visible tokens.
+
+    Attributes:
+        values: ``[B, Q, H, R]``, each a weighted mean of the latents seen.
+        log_weight: ``[B, Q, H]``, the logarithm of the softmax's denominator; -inf where
+            nothing was seen, and there the values are 0.
+    """
+
+    values: Tensor
+    log_weight: Tensor
+
+
+def merge(parts: Sequence[PartialAttention]) -> PartialAttention:
+    """Merge attention to disjoint sets of tokens into attention to their union."""
+    if len(parts) == 1:
+        return parts[0]
+    log_weights = torch.stack([part.log_weight for part in parts])
+    total = log_weights.logsumexp(dim=0)
+    anchor = total.masked_fill(total == -torch.inf, 0)
+    shares = torch.exp(log_weights - anchor)[..., None]
+    values = torch.stack([part.values for part in parts])
+    return PartialAttention((values * shares).sum(dim=0), total)
 
 
 class Place(NamedTuple):

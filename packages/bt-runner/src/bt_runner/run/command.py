@@ -15,7 +15,7 @@ from bt_runner.drafters import NGramDrafter
 from bt_runner.engine import Engine
 from bt_runner.errors import BadInputError
 from bt_runner.memory import memory_refused
-from bt_runner.models.cache.cache_groups import CacheOptions
+from bt_runner.models.caches import CacheOptions
 from bt_runner.models.checkpoint import (
     TextTokenizer,
     load_tokenizer,

@@ -21,7 +21,7 @@ from bt_runner.models.config import (
     SelectTopK,
     TensorNames,
 )
-from bt_runner.models.layers.rope import Rope, Yarn
+from bt_runner.models.layers.numerics import Rope, Yarn
 from bt_width.errors import shown
 
 MAX_LAYERS = 10_000

@@ -1,18 +1,24 @@
 """Multi-head latent attention in absorbed form: queries go to the latents, values come back.
 
-Attention to cached latents comes in parts that can be merged; nothing here knows a cache.
+What dense and sparse layers share, and the dense layer itself: attention to the cache through the
+table, and of a prompt to itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from bt_builders import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
+from bt_runner.memory import WORKSPACE_BYTES, pieces
+from bt_runner.models.caches import read_line, read_rows, write
 from bt_runner.models.config import MLA
 from bt_runner.models.layers.numerics import Rotation, rms_norm, widened
+from bt_runner.models.sharding import PartialAttention, Sharding, merge
+from bt_runner.models.step import ModelStep
 from bt_runner.models.weights import Scope
 
 
@@ -70,19 +76,6 @@ class LatentProjections:
         return self._scope.project(heads.flatten(1), "o_proj")
 
 
-class PartialAttention(NamedTuple):
-    """Attention to some of the visible tokens.
-
-    Attributes:
-        values: ``[B, Q, H, R]``, each a weighted mean of the latents seen.
-        log_weight: ``[B, Q, H]``, the logarithm of the softmax's denominator; -inf where
-            nothing was seen, and there the values are 0.
-    """
-
-    values: Tensor
-    log_weight: Tensor
-
-
 def attend(
     query: Tensor, rows: Tensor, visible: Tensor, *, latent_dim: int, scale: float
 ) -> PartialAttention:
@@ -107,13 +100,122 @@ def attend(
     return PartialAttention(values, log_weight)
 
 
-def merge(parts: Sequence[PartialAttention]) -> PartialAttention:
-    """Merge attention to disjoint sets of tokens into attention to their union."""
-    if len(parts) == 1:
-        return parts[0]
-    log_weights = torch.stack([part.log_weight for part in parts])
-    total = log_weights.logsumexp(dim=0)
-    anchor = total.masked_fill(total == -torch.inf, 0)
-    shares = torch.exp(log_weights - anchor)[..., None]
-    values = torch.stack([part.values for part in parts])
-    return PartialAttention((values * shares).sum(dim=0), total)
+_LONGEST_PIECE = 256
+"""Tokens of a prompt that attend together: what lies behind the last of them is not multiplied."""
+
+
+class DenseAttention:
+    """MLA in which every token sees every earlier one."""
+
+    def __init__(
+        self,
+        projections: LatentProjections,
+        cache: Tensor,
+        group: str,
+        sharding: Sharding,
+        workspace_bytes: int = WORKSPACE_BYTES,
+    ) -> None:
+        """Take the projections, the layer's ``[blocks, size, row]`` cache and its group."""
+        self._sharding = sharding
+        self._projections = projections
+        self._cache = cache
+        self._group = group
+        self._workspace_bytes = workspace_bytes
+
+    def __call__(self, hidden: Tensor, step: ModelStep) -> Tensor:
+        """Return the attention's output for ``hidden`` [T, hidden], and keep its rows."""
+        metadata = step.groups[self._group].of(MLAMetadata)
+        rotation = step.rotation(self._projections.config.rope)
+        rows = self._projections.rows(hidden, rotation)
+        write(self._cache.flatten(0, 1), metadata.slot_mapping, rows)
+        parts = []
+        if metadata.decode.num_tokens:
+            parts += self._decode(hidden, rotation, step, metadata.decode)
+        if metadata.prefill.num_tokens:
+            parts += self._prefill(hidden, rows, rotation, step, metadata.prefill)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _decode(
+        self, hidden: Tensor, rotation: Rotation, step: ModelStep, part: MLADecodeMetadata
+    ) -> list[Tensor]:
+        """Return the outputs of tokens that each attend to their request's cache."""
+        per_row = part.max_query_len if part.is_uniform else 1
+        num_seen = part.max_seq_len
+        bytes_per_row = num_seen * self._bytes_of_row() + per_row * self._bytes_of(num_seen)
+        outputs = []
+        for span in pieces(part.num_tokens // per_row, bytes_per_row, self._workspace_bytes):
+            tokens = slice(span.start * per_row, span.stop * per_row)
+            query = self._projections.queries(hidden[tokens], rotation.at(tokens)).heads
+            # where queries are of different lengths, each token reads its request's row
+            table = part.block_table[span if part.is_uniform else step.req_of_token[tokens]]
+            rows = read_rows(self._cache, table, num_seen)
+            lengths = part.token_seq_lens[tokens].view(-1, per_row, 1)
+            columns = torch.arange(rows.shape[1], device=rows.device)
+            own = self._attend(query.view(-1, per_row, *query.shape[1:]), rows, columns < lengths)
+            values = self._sharding.merge(own).values.flatten(0, 1)
+            outputs.append(self._projections.output(values))
+        return outputs
+
+    def _prefill(
+        self,
+        hidden: Tensor,
+        rows: Tensor,
+        rotation: Rotation,
+        step: ModelStep,
+        part: MLAPrefillMetadata,
+    ) -> list[Tensor]:
+        """Return the outputs of new tokens that attend to each other, then to their contexts."""
+        common = step.groups[self._group].common
+        whole = slice(part.first_token, part.first_token + part.num_tokens)
+        rows, req_of_token = rows[whole], step.req_of_token[whole] - part.first_req
+        order = torch.arange(part.num_tokens, device=rows.device)
+        reqs = slice(part.first_req, part.first_req + part.num_reqs)
+        starts = (common.query_start_loc_host[reqs] - part.first_token).tolist()
+        most = max([chunk.num_tokens for chunk in part.context_chunks], default=0)
+        bytes_per_token = self._bytes_of(max(most, min(part.num_tokens, part.max_query_len)))
+        workspace = min(self._workspace_bytes, _LONGEST_PIECE * bytes_per_token)
+        outputs = []
+        for piece in pieces(part.num_tokens, bytes_per_token, workspace):
+            tokens = slice(part.first_token + piece.start, part.first_token + piece.stop)
+            query = self._projections.queries(hidden[tokens], rotation.at(tokens)).heads[None]
+            # keys from the piece's first request on: nothing before or behind them is seen
+            keys = slice(starts[bisect_right(starts, piece.start) - 1], piece.stop)
+            is_own = req_of_token[piece, None] == req_of_token[keys]
+            is_past = order[keys] <= order[piece, None]
+            parts = [self._attend(query, rows[None, keys], (is_own & is_past)[None])]
+            for index in range(len(part.context_chunks)):
+                context = self._context(part, index)
+                visible = req_of_token[piece, None] == part.context_chunks[index].token_to_req
+                parts.append(self._attend(query, context[None], visible[None]))
+            outputs.append(self._projections.output(merge(parts).values[0]))
+        return outputs
+
+    def _context(self, part: MLAPrefillMetadata, index: int) -> Tensor:
+        """Return the rows of a chunk of contexts, from all ranks."""
+        chunk = part.context_chunks[index]
+        own = read_line(
+            self._cache,
+            part.block_table,
+            chunk.local_cu_seq_lens,
+            chunk.num_local_rows,
+            chunk.local_starts,
+        )
+        return self._sharding.ranks.gather(own).flatten(0, 1)[chunk.gathered_rows]
+
+    def _attend(self, query: Tensor, rows: Tensor, visible: Tensor) -> PartialAttention:
+        config = self._projections.config
+        return attend(
+            query, rows, visible, latent_dim=config.kv_lora_rank, scale=config.softmax_scale
+        )
+
+    def _bytes_of_row(self) -> int:
+        """Return the bytes of a row as read, masked and widened."""
+        config = self._projections.config
+        return 3 * (config.kv_lora_rank + config.rope.dim) * max(self._cache.element_size(), 4)
+
+    def _bytes_of(self, num_seen: int) -> int:
+        """Return the bytes that a token's scores, shares, queries and values take."""
+        config = self._projections.config
+        row = config.kv_lora_rank + config.rope.dim
+        size = max(self._cache.element_size(), 4)
+        return size * config.num_heads * (3 * num_seen + 3 * row)

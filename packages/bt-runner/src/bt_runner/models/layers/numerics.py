@@ -1,14 +1,129 @@
-"""Norms and rotations, at least in float32; no layer, no cache."""
+"""Norms and the rotary embedding, at least in float32; no layer, no cache."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from bt_runner.models.layers.rope import Rope
+from bt_runner.errors import BadInputError
+from bt_width.errors import shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yarn:
+    """The stretching of a rotary embedding to longer contexts (YaRN, arXiv 2309.00071).
+
+    Attributes:
+        factor: How many times longer the context became.
+        original_max_positions: The context the model was first trained on.
+        beta_fast: Dimensions that turn more often than this over it keep their frequency.
+        beta_slow: Dimensions that turn less often than this are slowed by ``factor``.
+        mscale: Numerator of the scale of cosine and sine.
+        mscale_all_dim: Its denominator; its square also scales the softmax.
+    """
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that frequencies cannot be divided by, or that have no logarithm."""
+        for name in ("factor", "original_max_positions", "beta_fast", "beta_slow"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise BadInputError(
+                    f"YaRN's {name} must be above 0 and finite, and is {shown(value)}",
+                    field=name,
+                    value=value,
+                )
+
+    @property
+    def rotation_scale(self) -> float:
+        """What cosine and sine are multiplied by."""
+        if self.mscale and self.mscale_all_dim:
+            return _mscale(self.factor, self.mscale) / _mscale(self.factor, self.mscale_all_dim)
+        return _mscale(self.factor, 1.0)
+
+    @property
+    def softmax_scale(self) -> float:
+        """What the softmax scale of attention is multiplied by."""
+        return _mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
+    def stretch(self, angles: Sequence[float], theta: float) -> tuple[float, ...]:
+        """Return the angles, one per pair and falling from 1 with base ``theta``, stretched."""
+        dim = 2 * len(angles)
+        low = max(math.floor(self._pair_turning(self.beta_fast, dim, theta)), 0)
+        high = min(math.ceil(self._pair_turning(self.beta_slow, dim, theta)), dim - 1)
+        # a ramp of no length would divide by zero
+        length = high - low if high != low else 0.001
+        slowed = [min(max((pair - low) / length, 0.0), 1.0) for pair in range(len(angles))]
+        return tuple(
+            angle * (1 - share) + angle / self.factor * share
+            for angle, share in zip(angles, slowed, strict=True)
+        )
+
+    def _pair_turning(self, num_turns: float, dim: int, theta: float) -> float:
+        """Return which pair makes ``num_turns`` full turns over the original context."""
+        wavelength = self.original_max_positions / (num_turns * 2 * math.pi)
+        return dim * math.log(wavelength) / (2 * math.log(theta))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """The rotary embedding of ``dim`` dimensions.
+
+    Attributes:
+        dim: Rotated dimensions of a head, even.
+        theta: Base of the frequencies.
+        interleaved: Whether the pairs are ``(2i, 2i + 1)`` or ``(i, i + dim / 2)``.
+        yarn: The stretching, or None.
+    """
+
+    dim: int
+    theta: float = 10_000.0
+    interleaved: bool = True
+    yarn: Yarn | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse dimensions that do not make pairs, and bases that have no powers."""
+        if self.dim < 2 or self.dim % 2:
+            raise BadInputError(
+                f"{self.dim} dimensions cannot be rotated in pairs", rope_dim=self.dim
+            )
+        if not 0 < self.theta < math.inf or (self.yarn is not None and self.theta == 1):
+            raise BadInputError(
+                f"rope_theta must be above 0 and finite, and not 1 with YaRN; it is "
+                f"{shown(self.theta)}",
+                theta=self.theta,
+            )
+
+    @property
+    def rotation_scale(self) -> float:
+        """What cosine and sine are multiplied by."""
+        return 1.0 if self.yarn is None else self.yarn.rotation_scale
+
+    @property
+    def softmax_scale(self) -> float:
+        """What the softmax scale of attention is multiplied by."""
+        return 1.0 if self.yarn is None else self.yarn.softmax_scale
+
+    def inverse_frequencies(self) -> tuple[float, ...]:
+        """Return the ``dim / 2`` angles, in radians, that one position turns a pair by."""
+        plain = tuple(self.theta ** (-2 * pair / self.dim) for pair in range(self.dim // 2))
+        return plain if self.yarn is None else self.yarn.stretch(plain, self.theta)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def widened(values: Tensor) -> Tensor:

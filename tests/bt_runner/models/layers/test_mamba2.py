@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from bt_runner.models.layers.recurrence import Inputs, convolve, recur, scan
+from bt_runner.models.layers.mamba2 import Inputs, convolve, recur, scan
 
 G, H, P, N = 2, 3, 2, 4
 

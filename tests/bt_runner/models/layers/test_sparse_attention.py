@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bt_runner.models.layers.indexer import NOTHING, IndexQuery, choose, score
+from bt_runner.models.layers.sparse_attention import NOTHING, IndexQuery, choose, score
 
 
 def test_scores_are_weighted_sums_of_rectified_products() -> None:

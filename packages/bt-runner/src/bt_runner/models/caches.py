@@ -1,10 +1,17 @@
-"""Which caches a model's layers keep, and in which groups they share a table."""
+"""The memory behind the tables: which caches there are, and how a slot is read and written.
+
+B and N rows, W columns, S tokens of a row, D numbers of a state; a kernel block holds
+``kernel_block_size`` of them.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from bt_builders import (
     AttentionBackend,
@@ -15,6 +22,7 @@ from bt_builders import (
     MLAMetadataBuilder,
 )
 from bt_runner.arguments import require_int
+from bt_runner.memory import memory_refused, require_memory
 from bt_runner.models.config import (
     MLA,
     AttentionLayer,
@@ -23,7 +31,8 @@ from bt_runner.models.config import (
     SelectAll,
     SelectTopK,
 )
-from bt_width import AttentionSpec, MambaSpec, MultipleOf, UniformSpec
+from bt_tables import kv_cache_shape
+from bt_width import NULL_BLOCK, AttentionSpec, BlockTableLayout, MambaSpec, MultipleOf, UniformSpec
 from bt_width.specs import MambaMode
 
 CHUNK_SIZE = 64
@@ -180,3 +189,139 @@ _GROUPS = {DENSE: _dense, SPARSE: _sparse, MAMBA: _mamba}
 def cache_dtype(tensor: CachedTensor, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype a cache has in a model of ``dtype``."""
     return torch.promote_types(dtype, torch.float32) if tensor.is_wide else dtype
+
+
+def read_rows(cache: Tensor, block_table: Tensor, num_tokens: int) -> Tensor:
+    """Return ``[B, S, D]``: each row's first tokens, with S at least ``num_tokens``.
+
+    Args:
+        cache: ``[kernel blocks, kernel_block_size, D]``.
+        block_table: ``[B, W]``.
+        num_tokens: The most tokens that are wanted of a row.
+    """
+    num_columns = -(-num_tokens // cache.shape[1])
+    blocks = cache[block_table[:, :num_columns]]
+    return blocks.flatten(1, 2)
+
+
+def read_slots(cache: Tensor, slots: Tensor) -> Tensor:
+    """Return ``[..., D]`` for ``slots`` [...]; where a slot is padding, the null block's row."""
+    return cache.flatten(0, 1)[slots.clamp(min=NULL_BLOCK)]
+
+
+def slots_at(
+    block_table: Tensor, rows: Tensor, positions: Tensor, kernel_block_size: int
+) -> Tensor:
+    """Return where local ``positions`` of ``rows`` lie; anything where a position is negative.
+
+    Args:
+        block_table: ``[N, W]``.
+        rows: The table row of each position, broadcast against them.
+        positions: Places on this rank, int64.
+        kernel_block_size: Tokens of a column.
+    """
+    places = positions.clamp(min=0)
+    columns = places // kernel_block_size
+    blocks = block_table[rows, columns].to(torch.int64)
+    return blocks * kernel_block_size + places % kernel_block_size
+
+
+def read_line(
+    cache: Tensor, block_table: Tensor, starts: Tensor, num_tokens: int, skipped: Tensor
+) -> Tensor:
+    """Return ``[num_tokens, D]``: a span of each row's tokens, one after the other.
+
+    Args:
+        cache: ``[kernel blocks, kernel_block_size, D]``.
+        block_table: ``[B, W]``.
+        starts: ``[B + 1]``, where each span begins; past the last of them the result
+            is undefined and must not be read.
+        num_tokens: The length of the line, at least ``starts[-1]``.
+        skipped: ``[B]``, tokens of each row before its span.
+    """
+    places = torch.arange(num_tokens, device=cache.device)
+    rows = torch.searchsorted(starts[1:].contiguous(), places, right=True)
+    rows = rows.clamp(max=block_table.shape[0] - 1)
+    positions = places - starts[rows] + skipped[rows]
+    width = block_table.shape[1] * cache.shape[1]
+    slots = slots_at(block_table, rows, positions.clamp(max=width - 1), cache.shape[1])
+    return cache.flatten(0, 1)[slots]
+
+
+def write(cache: Tensor, places: Tensor, values: Tensor) -> None:
+    """Write to places of a cache; where one is padding or null, nothing changes.
+
+    Place 0 belongs to the null block: whatever is not to be kept is written there, and what
+    was there comes back. Shapes do not depend on values, and nothing is read by the host.
+
+    Args:
+        cache: ``[places, ...]``, by block or by slot.
+        places: ``[B]``; none twice but those that are padding or null.
+        values: ``[B, ...]``.
+    """
+    null = cache[NULL_BLOCK].clone()
+    cache[places.clamp(min=NULL_BLOCK)] = values.to(cache.dtype)
+    cache[NULL_BLOCK] = null
+
+
+class Caches:
+    """All cache tensors of a model; a block id names the same block in each of a group.
+
+    Attributes:
+        tensors: By layer and name.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        layouts: Sequence[BlockTableLayout],
+        num_blocks: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate every group's tensors for its pool.
+
+        Raises:
+            BadInputError: Memory is too small for it.
+        """
+        self._groups = tuple(groups)
+        shapes = {
+            tensor: kv_cache_shape(layout, count, tensor.shape, member=_member(layout, tensor))
+            for group, layout, count in zip(groups, layouts, num_blocks, strict=True)
+            for tensor in group.tensors
+        }
+        require_memory(
+            f"caches of {max(num_blocks, default=0):,} blocks",
+            sum(math.prod(shape) * cache_dtype(t, dtype).itemsize for t, shape in shapes.items()),
+            device,
+            advice="make num_blocks, max_num_reqs or max_model_len smaller",
+        )
+        with memory_refused():
+            self.tensors = {
+                (t.layer, t.name): torch.zeros(shape, dtype=cache_dtype(t, dtype), device=device)
+                for t, shape in shapes.items()
+            }
+
+    def __getitem__(self, key: tuple[int, str]) -> Tensor:
+        """Return a layer's cache of that name."""
+        return self.tensors[key]
+
+    def num_bytes(self, group: CacheGroup) -> int:
+        """Return the bytes of a group's tensors."""
+        return sum(self[tensor.layer, tensor.name].nbytes for tensor in group.tensors)
+
+    def copy(self, group: int, source_ids: Tensor, target_ids: Tensor) -> None:
+        """Copy blocks of all a group's caches; nothing where the target is the null block.
+
+        Args:
+            group: The group's index.
+            source_ids: Blocks to copy from, [N] int64 or int32.
+            target_ids: Blocks to copy to, of the same shape.
+        """
+        for tensor in self._groups[group].tensors:
+            cache = self[tensor.layer, tensor.name]
+            write(cache, target_ids, cache[source_ids])
+
+
+def _member(layout: BlockTableLayout, tensor: CachedTensor) -> str | None:
+    return tensor.name if isinstance(layout.spec, UniformSpec) else None

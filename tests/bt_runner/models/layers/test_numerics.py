@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bt_runner.models.layers.rope import Rope, Yarn
+from bt_runner.models.layers.numerics import Rope, Yarn
 
 
 def test_plain_frequencies_fall_from_one() -> None:

@@ -1,1 +1,0 @@
-"""The memory behind the tables: which caches there are, and how a slot is read and written."""
