@@ -12,7 +12,6 @@ import argparse
 import platform
 import random
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from unittest import mock
 import numpy as np
 import torch
 from benchmarks.host_speed import python_speed
+from benchmarks.step_calls import report_calls
 from benchmarks.step_page import NotedSteps
 from torch import Tensor
 
@@ -60,7 +60,6 @@ SPECS: dict[str, tuple[CacheSpec, Any]] = {
     "states": (MambaSpec(block_size=BLOCK, mode="align"), MambaMetadataBuilder),
 }
 Times = dict[str, list[float]]
-PACKAGES = ("bt_width", "bt_tables", "bt_builders", "bt_runner")
 
 
 class Nothing:
@@ -344,7 +343,7 @@ def report_steps_in_flight(device_ms: float, host_ms: float) -> None:
         print(f"{max_steps} in flight: {1e3 * took:.2f} ms a step")
 
 
-def report_calls() -> None:
+def report_files() -> None:
     """Print the files, functions and calls of one decode step, in all packages."""
     loop = make_loop(8, 1)
     arrivals = Arrivals(loop)
@@ -352,26 +351,7 @@ def report_calls() -> None:
         arrivals.add()
     for _ in range(BLOCK // 2):
         loop.step()
-    files: set[str] = set()
-    functions: set[tuple[str, str]] = set()
-    num_calls = 0
-
-    def watch(frame: Any, event: str, _: object) -> None:
-        nonlocal num_calls
-        name = frame.f_code.co_filename
-        if event == "call" and any(f"/{package}/" in name for package in PACKAGES):
-            files.add(name)
-            functions.add((name, frame.f_code.co_qualname))
-            num_calls += 1
-
-    sys.setprofile(watch)
-    try:
-        loop.step()
-    finally:
-        sys.setprofile(None)
-    print(f"a decode step: {len(files)} files, {len(functions)} functions, {num_calls} calls")
-    for name in sorted(files):
-        print(f"  {Path(name).parent.name}/{Path(name).name}")
+    report_calls("a decode step without its model", loop.step)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -398,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if args.report is not None:
             write_page(args.report, num_reqs, num_groups, args.steps, times)
         report_steps_in_flight(device_ms=5.0, host_ms=2.0)
-        report_calls()
+        report_files()
 
 
 if __name__ == "__main__":
