@@ -11,7 +11,7 @@ from unittest import mock
 
 from bt_runner.engine import EngineLoop
 from bt_runner.input_batch import InputBuffers
-from bt_runner.report.recorder import StepRecorder, StepTotals
+from bt_runner.report.series import StepRecorder, StepTotals
 from bt_runner.scheduler import Scheduler
 from bt_tables.devices import CpuExecutor
 

@@ -15,8 +15,8 @@ from tests.soak.scenario import Scenario, draw_scenario, every_kind
 
 from bt_runner.devices import find_device
 from bt_runner.errors import RunnerError
+from bt_runner.terminal.options import count, measure
 from bt_runner.terminal.running import one_thread
-from bt_runner.terminal.values import count, measure
 from bt_tables.sanitizer import BlockTableFaultError
 from bt_width import BlockTableError
 

@@ -12,8 +12,7 @@ from tests.support.series import random_series
 
 from bt_runner.errors import BadInputError
 from bt_runner.report.page import render, write_report
-from bt_runner.report.recorder import StepRecorder, StepTotals
-from bt_runner.report.series import thinned
+from bt_runner.report.series import StepRecorder, StepTotals, thinned
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

@@ -25,8 +25,7 @@ from bt_runner.models.weights import random_weights
 from bt_runner.processes import joined_ranks
 from bt_runner.recorder import Recorder
 from bt_runner.requests import Request, SamplingParams
-from bt_runner.terminal.prefixes import tell_why_nothing_is_shared
-from bt_runner.terminal.running import one_thread, progress_bar
+from bt_runner.terminal.running import one_thread, progress_bar, tell_why_nothing_is_shared
 from bt_width import ContextParallel, ServingLimits
 
 MAX_MODEL_LEN = 4_096

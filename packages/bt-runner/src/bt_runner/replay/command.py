@@ -26,7 +26,7 @@ from bt_runner.replay.traffic.trace import (
     with_hash_tokens,
 )
 from bt_runner.report.page import require_report_library, write_report
-from bt_runner.report.recorder import StepRecorder, StepTotals
+from bt_runner.report.series import StepRecorder, StepTotals
 from bt_runner.terminal.running import one_thread, progress_bar
 from bt_tables import StagedBlockTables
 from bt_tables.sanitizer import BlockTableFaultError

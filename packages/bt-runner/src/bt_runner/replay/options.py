@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bt_runner.terminal.values import count, measure, seed, share
+from bt_runner.terminal.options import count, measure, seed, share
 from bt_width.plan.options import add_model_options
 
 

@@ -26,8 +26,8 @@ from bt_runner.models.config import ModelConfig
 from bt_runner.models.sharding import Ranks
 from bt_runner.processes import joined_ranks
 from bt_runner.requests import SamplingParams
-from bt_runner.terminal.prefixes import tell_why_nothing_is_shared
 from bt_runner.terminal.prompts import read_prompt_lines
+from bt_runner.terminal.running import tell_why_nothing_is_shared
 from bt_width import ContextParallel, ServingLimits
 from bt_width.errors import counted
 

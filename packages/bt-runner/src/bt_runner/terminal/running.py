@@ -1,4 +1,4 @@
-"""What stands around a run: a bar that grows, and torch kept to one thread."""
+"""What stands around a run: a bar that grows, torch kept to one thread, and what is not shared."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from contextlib import contextmanager
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bt_runner.prefix_cache import PrefixCache
+from bt_width.terminal import print_line
 
 
 def progress_bar() -> Progress:
@@ -32,3 +35,9 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def tell_why_nothing_is_shared(prefixes: PrefixCache) -> None:
+    """Print a line where no prefix can be cached, whatever the requests are."""
+    if prefixes.reason_for_none is not None:
+        print_line(f"no prefix is cached: {prefixes.reason_for_none}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bt_runner.terminal.values import count, measure, share, temperature
+from bt_runner.terminal.options import count, measure, share, temperature
 
 
 @pytest.mark.parametrize(
