@@ -182,6 +182,20 @@ def test_what_cannot_be_is_refused(memory: int, at_len: int | None, pp: int, wor
         fit(planned(model_configs.glm_5_2()), memory, at_len=at_len, pp=pp)
 
 
+def test_the_least_memory_is_told_and_holds_one_token() -> None:
+    groups = planned(model_configs.glm_5_2(), block_size=1)
+    with pytest.raises(InvalidSpecError) as refused:
+        fit(groups, 1, at_len=None, pp=1)
+    least = refused.value.details["needed"]
+
+    # the null block and the token's
+    assert groups[0].group is not None
+    assert least == 2 * groups[0].group.block_bytes
+    assert longest_that_fits(groups, least, 1) == 1
+    with pytest.raises(InvalidSpecError, match="holds no request"):
+        longest_that_fits(groups, least - 1, 1)
+
+
 def test_more_memory_never_holds_less() -> None:
     groups = planned(GEMMA, max_model_len=2**17)
     capacities = [fit(groups, gib * GIB, at_len=2**15, pp=1) for gib in (2, 4, 8, 16, 80)]
