@@ -18,6 +18,8 @@ class Drafter(Protocol):
 class NGramDrafter:
     """Looks up in the text itself what followed its last tokens before.
 
+    Any thread may use it: it keeps nothing of a text.
+
     Attributes:
         longest: The most tokens that are looked up together; fewer are tried after them.
         reach: How far back is looked, in tokens.

@@ -273,6 +273,9 @@ class Engine(EngineLoop):
     reached the host, so a request that is added meanwhile joins the one after it, and a stop
     token is noticed a step late: the token after it is dropped. With a drafter one step is in
     flight: what is drafted depends on the tokens.
+
+    An engine and its requests belong to one thread at a time; engines of several threads have
+    nothing in common but weights, which they only read.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class FinishReason(Enum):
 
 
 class Request:
-    """A request, from its arrival to its end.
+    """A request, from its arrival to its end; it belongs to its engine's thread.
 
     Attributes:
         request_id: Its name.

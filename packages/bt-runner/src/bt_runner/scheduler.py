@@ -84,7 +84,10 @@ class StepOutput(NamedTuple):
 
 
 class StepOutputs(Sequence[StepOutput]):
-    """What one step gave its requests; an entry is made when it is looked at."""
+    """What one step gave its requests; an entry is made when it is looked at.
+
+    Any thread may read it.
+    """
 
     def __init__(
         self,
