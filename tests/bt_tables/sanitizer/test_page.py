@@ -12,6 +12,7 @@ from tests.support.browser import CHROMIUM, measure_page, open_page
 from tests.support.plans import serving_limits
 
 from bt_tables.sanitizer import BlockTableSanitizer, FaultKind, SanitizerReport
+from bt_tables.sanitizer.picture import UNKNOWN
 from bt_width import AttentionSpec, BlockTableLayout
 
 HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
@@ -70,6 +71,25 @@ def test_the_page_holds_every_line_of_the_text() -> None:
     assert page.num_faults == len(page.findings) > 1
     for line in page.text.splitlines():
         assert line.strip() in words
+
+
+@pytest.mark.fast
+def test_only_what_differs_and_the_column_of_the_finding_are_marked() -> None:
+    found = report()
+    pictures = [finding.picture for finding in found.findings if finding.picture is not None]
+    marked = [
+        str(shown.column)
+        for picture in pictures
+        for shown in picture.columns
+        if shown.column == picture.marked or shown.expected not in (UNKNOWN, shown.found)
+    ]
+
+    headings = re.findall(r'<th scope="row">column</th>(.*?)</tr>', found.to_html())
+
+    assert [
+        column for line in headings for column in re.findall(r'class="bad">(\d+)<', line)
+    ] == marked
+    assert 0 < len(marked) < sum(len(picture.columns) for picture in pictures)
 
 
 @pytest.mark.fast
