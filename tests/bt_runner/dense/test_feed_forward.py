@@ -9,7 +9,7 @@ import torch
 
 from bt_runner.dense.feed_forward import _shares
 from bt_runner.models.config import MoE
-from bt_runner.models.weights import Scope
+from bt_runner.models.layers.numerics import Scope
 
 
 def _expected(affinity: list[float], bias: list[float], moe: MoE) -> list[float]:

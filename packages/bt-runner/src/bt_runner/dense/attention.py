@@ -17,7 +17,7 @@ from bt_runner.models.config import (
     SelectShared,
     SelectTopK,
 )
-from bt_runner.models.weights import Scope
+from bt_runner.models.layers.numerics import Scope
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bt_runner.models.config import MLP, MoE
-from bt_runner.models.weights import Scope
+from bt_runner.models.layers.numerics import Scope
 
 
 def feed_forward(x: Tensor, block: MLP | MoE, scope: Scope) -> Tensor:

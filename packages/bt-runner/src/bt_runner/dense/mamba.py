@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from bt_runner.dense.numerics import rms_norm, widen
 from bt_runner.models.config import MambaLayer
-from bt_runner.models.weights import Scope
+from bt_runner.models.layers.numerics import Scope
 
 
 @dataclass(slots=True)

@@ -20,7 +20,8 @@ from bt_runner.dense.mamba import MambaCache, empty_mamba_cache, mix
 from bt_runner.dense.numerics import rms_norm, widen
 from bt_runner.dense.selection import Choice
 from bt_runner.models.config import AttentionLayer, MambaLayer, ModelConfig
-from bt_runner.models.weights import Scope, head_of
+from bt_runner.models.layers.numerics import Scope
+from bt_runner.models.weights import head_of
 
 LayerCache = AttentionCache | MambaCache
 

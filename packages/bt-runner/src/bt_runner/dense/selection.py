@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from bt_runner.dense.numerics import rotate, widen
 from bt_runner.models.config import SelectTopK
-from bt_runner.models.weights import Scope
+from bt_runner.models.layers.numerics import Scope
 
 # Bounds the [rows, heads, S] scores of a long prompt.
 ROWS_AT_ONCE = 64

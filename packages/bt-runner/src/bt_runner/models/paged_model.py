@@ -20,11 +20,11 @@ from bt_runner.models.config import (
 from bt_runner.models.layers.feed_forward import feed_forward
 from bt_runner.models.layers.mamba2 import Mamba2Mixer, StateCaches
 from bt_runner.models.layers.mla import DenseAttention, LatentProjections
-from bt_runner.models.layers.numerics import rms_norm, widened
+from bt_runner.models.layers.numerics import Scope, rms_norm, widened
 from bt_runner.models.layers.sparse_attention import Indexer, IndexProjections, SparseAttention
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
-from bt_runner.models.weights import Scope, Weights, head_of
+from bt_runner.models.weights import Weights, head_of
 
 
 class PagedModel:
@@ -51,6 +51,8 @@ class PagedModel:
         self._config = config
         self._weights = weights
         self._caches = caches
+        self._final_norm = weights[config.names.final_norm]
+        self._head = head_of(config, weights)
         self._layers: list[_AttentionBlock | _MambaBlock] = []
         for index, layer in enumerate(config.layers):
             scope = Scope(weights, config.names.layer(index))
@@ -83,9 +85,7 @@ class PagedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return ``[S, vocab]`` for the residual stream ``hidden`` [S, hidden]."""
-        names = self._config.names
-        normed = rms_norm(hidden, self._weights[names.final_norm], self._config.norm_eps)
-        return F.linear(normed, head_of(self._config, self._weights))
+        return F.linear(rms_norm(hidden, self._final_norm, self._config.norm_eps), self._head)
 
     def copy_blocks(self, group: int, source_ids: Tensor, target_ids: Tensor) -> None:
         """Copy blocks of all a group's caches; nothing where the target is the null block."""

@@ -1,14 +1,12 @@
-"""The tensors of a model by their Hugging Face names: which there are, parts, random ones."""
+"""The tensors of a model by their Hugging Face names: which there are, and random ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from bt_runner.arguments import require_int, require_kind
 from bt_runner.devices import find_device
@@ -28,37 +26,6 @@ Weights = Mapping[str, Tensor]
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 _SEEDS = 2**64
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The weights of one part of a model, by the names they have within it.
-
-    Attributes:
-        weights: All weights of the model.
-        prefix: What the part's names start with: nothing, or a path that ends in a dot.
-    """
-
-    weights: Weights
-    prefix: str = ""
-
-    def within(self, name: str) -> Scope:
-        """Return the weights of one part of this part."""
-        return Scope(self.weights, f"{self.prefix}{name}.")
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return one weight."""
-        return self.weights[self.prefix + name]
-
-    def get(self, name: str) -> Tensor | None:
-        """Return a weight that may be missing."""
-        return self.weights.get(self.prefix + name)
-
-    def project(self, values: Tensor, name: str) -> Tensor:
-        """Return ``values`` through a projection, in the dtype of its weight."""
-        weight = self[f"{name}.weight"]
-        return functional.linear(values.to(weight.dtype), weight, self.get(f"{name}.bias"))
-
 
 # Where rounding to bfloat16 would change a choice or a decay that compounds over the sequence.
 _KEPT_WIDE = (

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from bt_runner.memory import pieces
 from bt_runner.models.config import MLP, MoE
-from bt_runner.models.layers.numerics import widened
-from bt_runner.models.weights import Scope
+from bt_runner.models.layers.numerics import Scope, widened
 
 
 class GatedMLP:

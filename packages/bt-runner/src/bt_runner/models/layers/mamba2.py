@@ -15,9 +15,8 @@ from torch import Tensor
 from bt_runner.memory import WORKSPACE_BYTES, pieces
 from bt_runner.models.caches import write
 from bt_runner.models.config import MambaLayer
-from bt_runner.models.layers.numerics import rms_norm, widened
+from bt_runner.models.layers.numerics import Scope, rms_norm, widened
 from bt_runner.models.step import DecodePlaces, ModelStep, PrefillPlaces
-from bt_runner.models.weights import Scope
 
 
 class Inputs(NamedTuple):
@@ -161,6 +160,9 @@ class Mamba2Mixer:
         """Take the mixer's weights and the layer's caches."""
         self._workspace_bytes = workspace_bytes
         self._config = config
+        shared_size = config.num_groups * config.state_size
+        self._mixed_sizes = [config.inner_size, shared_size, shared_size]
+        self._projected_sizes = [config.inner_size, config.conv_channels, config.num_heads]
         self._scope = scope
         by_group = (config.num_groups, -1)
         sizes = caches.states.shape
@@ -175,11 +177,10 @@ class Mamba2Mixer:
 
     def __call__(self, hidden: Tensor, step: ModelStep) -> Tensor:
         """Return the mixer's output for ``hidden`` [T, hidden], and move the states on."""
-        config = self._config
         gate, mixed, steps = self._scope.project(hidden, "in_proj").split_with_sizes(
-            [config.inner_size, config.conv_channels, config.num_heads], dim=-1
+            self._projected_sizes, dim=-1
         )
-        decode, prefill = step.state_places(config.conv_kernel - 1)
+        decode, prefill = step.state_places(self._config.conv_kernel - 1)
         reads = []
         num_decode = len(hidden) - (prefill.num_tokens if prefill else 0)
         if decode is not None:
@@ -233,10 +234,7 @@ class Mamba2Mixer:
     def _inputs(self, convolved: Tensor, steps: Tensor) -> Inputs:
         """Return the recurrence's inputs for lines ``[B, L, C]`` and ``[B, L, H]``."""
         config = self._config
-        size = config.num_groups * config.state_size
-        values, keys, queries = widened(convolved).split_with_sizes(
-            [config.inner_size, size, size], dim=-1
-        )
+        values, keys, queries = widened(convolved).split_with_sizes(self._mixed_sizes, dim=-1)
         by_group = (*convolved.shape[:2], config.num_groups, -1)
         return Inputs(
             values=values.view(*by_group, config.head_dim),

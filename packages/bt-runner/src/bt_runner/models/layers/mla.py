@@ -16,10 +16,9 @@ from bt_builders import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
 from bt_runner.memory import WORKSPACE_BYTES, pieces
 from bt_runner.models.caches import read_line, read_rows, write
 from bt_runner.models.config import MLA
-from bt_runner.models.layers.numerics import Rotation, rms_norm, widened
+from bt_runner.models.layers.numerics import Rotation, Scope, rms_norm, widened
 from bt_runner.models.sharding import PartialAttention, Sharding, merge
 from bt_runner.models.step import ModelStep
-from bt_runner.models.weights import Scope
 
 
 class Queries(NamedTuple):
@@ -40,12 +39,15 @@ class LatentProjections:
 
     Attributes:
         config: The dimensions.
+        scale: What the products of queries and rows are multiplied by.
     """
 
     def __init__(self, config: MLA, scope: Scope) -> None:
         """Take the dimensions and the attention's weights."""
         self.config = config
+        self.scale = config.softmax_scale
         self._scope = scope
+        self._query_shape = (-1, config.num_heads, config.qk_dim)
         up = scope["kv_b_proj.weight"].view(config.num_heads, -1, config.kv_lora_rank)
         self._up_key, self._up_value = up.split_with_sizes([config.nope_dim, config.v_dim], dim=1)
 
@@ -65,7 +67,7 @@ class LatentProjections:
         if config.q_lora_rank is not None:
             latent, name = self._scope.project(hidden, "q_a_proj"), "q_b_proj"
             latent = rms_norm(latent, self._scope["q_a_layernorm.weight"], config.latent_norm_eps)
-        heads = self._scope.project(latent, name).view(-1, config.num_heads, config.qk_dim)
+        heads = self._scope.project(latent, name).view(self._query_shape)
         plain, turning = heads.split_with_sizes([config.nope_dim, config.rope.dim], dim=-1)
         absorbed = torch.einsum("thn,hnr->thr", plain, self._up_key)
         return Queries(latent, torch.cat((absorbed, rotation(turning)), dim=-1))
@@ -203,10 +205,9 @@ class DenseAttention:
         return self._sharding.ranks.gather(own).flatten(0, 1)[chunk.gathered_rows]
 
     def _attend(self, query: Tensor, rows: Tensor, visible: Tensor) -> PartialAttention:
-        config = self._projections.config
-        return attend(
-            query, rows, visible, latent_dim=config.kv_lora_rank, scale=config.softmax_scale
-        )
+        projections = self._projections
+        latent_dim = projections.config.kv_lora_rank
+        return attend(query, rows, visible, latent_dim=latent_dim, scale=projections.scale)
 
     def _bytes_of_row(self) -> int:
         """Return the bytes of a row as read, masked and widened."""

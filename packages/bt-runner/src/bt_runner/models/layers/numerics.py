@@ -1,9 +1,9 @@
-"""Norms and the rotary embedding, at least in float32; no layer, no cache."""
+"""What layers are made of: projections, norms and the rotary embedding; no layer, no cache."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -124,6 +124,36 @@ class Rope:
 
 def _mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The weights of one part of a model, by the names they have within it.
+
+    Attributes:
+        weights: All weights of the model.
+        prefix: What the part's names start with: nothing, or a path that ends in a dot.
+    """
+
+    weights: Mapping[str, Tensor]
+    prefix: str = ""
+
+    def within(self, name: str) -> Scope:
+        """Return the weights of one part of this part."""
+        return Scope(self.weights, f"{self.prefix}{name}.")
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return one weight."""
+        return self.weights[self.prefix + name]
+
+    def get(self, name: str) -> Tensor | None:
+        """Return a weight that may be missing."""
+        return self.weights.get(self.prefix + name)
+
+    def project(self, values: Tensor, name: str) -> Tensor:
+        """Return ``values`` through a projection, in the dtype of its weight."""
+        weight = self[f"{name}.weight"]
+        return F.linear(values.to(weight.dtype), weight, self.get(f"{name}.bias"))
 
 
 def widened(values: Tensor) -> Tensor:

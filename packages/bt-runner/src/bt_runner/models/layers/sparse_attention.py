@@ -19,10 +19,9 @@ from bt_runner.memory import WORKSPACE_BYTES, pieces
 from bt_runner.models.caches import read_line, read_rows, read_slots, slots_at, write
 from bt_runner.models.config import SelectTopK
 from bt_runner.models.layers.mla import LatentProjections, attend
-from bt_runner.models.layers.numerics import Rotation, layer_norm, widened
+from bt_runner.models.layers.numerics import Rotation, Scope, layer_norm, widened
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
-from bt_runner.models.weights import Scope
 
 NOTHING = -1
 """Stands for a position where fewer than ``topk`` tokens are visible."""
@@ -323,7 +322,6 @@ class SparseAttention:
     def _attend(self, query: Tensor, chosen: Tensor, tokens: slice, step: ModelStep) -> Tensor:
         """Return ``[tokens, hidden]``."""
         common = step.groups[self._group].common
-        config = self._projections.config
         place = self._sharding.place(chosen.clamp(min=0))
         visible = (chosen != NOTHING) & (place.rank == self._sharding.ranks.rank)
         slots = slots_at(
@@ -336,7 +334,7 @@ class SparseAttention:
             query[:, None],
             read_slots(self._cache, slots),
             visible[:, None],
-            latent_dim=config.kv_lora_rank,
-            scale=config.softmax_scale,
+            latent_dim=self._projections.config.kv_lora_rank,
+            scale=self._projections.scale,
         )
         return self._projections.output(self._sharding.merge(attended).values[:, 0])
