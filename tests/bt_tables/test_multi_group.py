@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.support.executors import CheckedExecutor, Counts
-from tests.support.tables import columns, on_reference_and_kernel, plan_groups
+from tests.support.tables import columns, on_device, on_reference_and_kernel, plan_groups
 
 from bt_tables import MultiGroupBlockTable
 from bt_tables.devices import Executor
@@ -19,6 +20,7 @@ from bt_width import (
     MambaSpec,
     RowOverflowError,
     ServingLimits,
+    WidthMismatchError,
 )
 
 pytestmark = pytest.mark.fast
@@ -315,6 +317,80 @@ def test_requests_above_the_last_commit_have_no_slots() -> None:
     slots = tables.compute_slot_mappings(np.array([0, 1, 2], np.int32), np.array([1, 1]), 2)
 
     assert slots.tolist() == [[81, PAD_SLOT]]
+
+
+def four_rows(executor: Executor | str = "cpu") -> MultiGroupBlockTable:
+    """Rows 0 to 3 with blocks 1, 11, 21 and 31 of 16 tokens."""
+    tables = one_group(executor)
+    for row in range(4):
+        tables.append_row([[1 + 10 * row]], row)
+    tables.commit(4)
+    return tables
+
+
+@on_reference_and_kernel
+@pytest.mark.parametrize("end", [2, 40, 2**31 - 1])
+@pytest.mark.parametrize("place", [np.asarray, on_device], ids=["host", "device"])
+def test_starts_of_no_request_have_no_tokens(
+    place: Callable[[object], Any], end: int, executor_class: ExecutorClass
+) -> None:
+    tables = four_rows(executor_class())
+    positions = place(np.zeros(32, np.int64))
+    starts = place(np.array([end], np.int32))
+
+    assert tables.compute_slot_mappings(starts, positions, 32).tolist() == [[PAD_SLOT] * 32]
+
+
+@on_reference_and_kernel
+def test_starts_that_begin_late_or_fall_map_no_token_of_another_request(
+    executor_class: ExecutorClass,
+) -> None:
+    """Refused on the host; on the device such tokens are padding."""
+    tables = four_rows(executor_class())
+    late, falling = np.array([3, 5, 8], np.int32), np.array([0, 5, 2, 4], np.int32)
+    positions = np.arange(8)
+
+    with pytest.raises(InvalidEditError, match="begins with 3"):
+        tables.compute_slot_mappings(late, positions, 8)
+    with pytest.raises(InvalidEditError, match="falls from 5 to 2 at 2"):
+        tables.compute_slot_mappings(falling, positions, 8)
+
+    found = tables.compute_slot_mappings(on_device(late), positions, 8)
+    assert found.tolist() == [[-1, -1, -1, 19, 20, 181, 182, 183]]
+    (slots,) = tables.compute_slot_mappings(on_device(falling), positions, 8).tolist()
+    for token, slot in enumerate(slots):
+        row = (slot // 16 - 1) // 10
+        assert slot == PAD_SLOT or 0 <= falling[row] <= token < falling[row + 1]
+
+
+@on_reference_and_kernel
+@pytest.mark.parametrize("place", [np.asarray, on_device], ids=["host", "device"])
+def test_starts_padded_with_their_end_are_those_without(
+    place: Callable[[object], Any], executor_class: ExecutorClass
+) -> None:
+    tables = four_rows(executor_class())
+    positions = np.array([0, 1, 3])
+
+    found = tables.compute_slot_mappings(place(np.array([0, 2, 3, 3, 3], np.int32)), positions, 5)
+
+    assert found.tolist() == [[16, 17, 179, -1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("starts", "says"),
+    [
+        pytest.param([0, 1], r"hand over np\.array\(query_start_loc, dtype=np\.int32\)", id="list"),
+        pytest.param(
+            np.empty(0, np.int32), "must have 1 elements for 0 requests, not 0", id="empty"
+        ),
+        pytest.param(
+            on_device(np.zeros(2, np.int64)), "must be a one-dimensional int32 tensor", id="long"
+        ),
+    ],
+)
+def test_starts_of_another_form_are_refused_with_what_to_do(starts: Any, says: str) -> None:
+    with pytest.raises(WidthMismatchError, match=says):
+        four_rows(CheckedExecutor()).compute_slot_mappings(starts, np.zeros(1, np.int64), 1)
 
 
 @on_reference_and_kernel

@@ -124,6 +124,21 @@ REFUSALS: list[tuple[Call, str, dict[str, object]]] = [
         {"request": 1, "row": -2, "max_row": 5},
     ),
     (
+        lambda tables: tables.dummy_block_tables(52),
+        "num_reqs must be an int in 0..6, not 52",
+        {"argument": "num_reqs", "value": 52, "low": 0, "high": 6},
+    ),
+    (
+        lambda tables: tables.dummy_slot_mappings(65),
+        "num_tokens must be an int in 0..64, not 65",
+        {"argument": "num_tokens", "value": 65, "low": 0, "high": 64},
+    ),
+    (
+        step(num_reqs_padded=0),
+        "num_reqs_padded must be an int in 1..6, not 0",
+        {"argument": "num_reqs_padded", "value": 0, "low": 1, "high": 6},
+    ),
+    (
         step(query_start_loc=np.zeros(1, np.int32)),
         "query_start_loc must have 2 elements for 1 requests, not 1",
         {"num_requests": 1, "length": 1},

@@ -115,15 +115,6 @@ class Tokens(NamedTuple):
 NO_TOKENS = Tokens(np.zeros(1, np.int32), np.empty(0, np.int64), 0)
 
 
-def vector_length(name: str, value: HostArray) -> int:
-    """Return how many elements a vector has."""
-    shape = getattr(value, "shape", None)
-    if not isinstance(shape, tuple) or len(shape) != 1:
-        found = type(value).__name__ if shape is None else f"of shape {list(shape)}"
-        raise WidthMismatchError(f"{name} must be a vector, not {found}", argument=name)
-    return int(shape[0])
-
-
 def _check_starts(starts: IntArray) -> None:
     """Refuse query starts that do not begin with 0, or fall."""
     if starts[0]:
@@ -142,9 +133,10 @@ def _check_starts(starts: IntArray) -> None:
         )
 
 
-def _read(
+def vector(
     name: str, value: HostArray, dtype: np.dtype[Any], device: torch.device
 ) -> IntArray | torch.Tensor:
+    """Return a vector: as a NumPy array where it is on the host, else as it is."""
     # a tensor's type is asked last: that costs more than the rest
     if type(value) is np.ndarray or not isinstance(value, torch.Tensor) or value.is_cpu:
         return host_array(name, value, dtype, 1)
@@ -250,8 +242,11 @@ class EditChecks:
         return int_between("group", group, 0, len(self._layouts) - 1)
 
     def num_reqs(self, name: str, count: SupportsIndex, low: int = 0) -> int:
-        """Return a number of requests of at least ``low``."""
-        return int_between(name, count, low, self.limits.max_num_reqs)
+        """Return a number of requests, of at least the ``low`` that the batch has."""
+        most = self.limits.max_num_reqs
+        if low > most:
+            int_between("the number of requests", low, 0, most)
+        return int_between(name, count, low, most)
 
     def num_tokens(self, name: str, count: SupportsIndex) -> int:
         """Return a number of tokens."""
@@ -301,8 +296,8 @@ class EditChecks:
             num_padded: ``num_tokens_padded``, which was checked.
             device: Where the tables lie.
         """
-        starts = _read("query_start_loc", starts, INT32, device)
-        positions = _read("positions", positions, INT64, device)
+        starts = vector("query_start_loc", starts, INT32, device)
+        positions = vector("positions", positions, INT64, device)
         if len(starts) <= num_requests:
             raise WidthMismatchError(
                 f"query_start_loc must have {num_requests + 1} elements for {num_requests} "

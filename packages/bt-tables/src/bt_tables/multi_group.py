@@ -9,7 +9,7 @@ import torch
 
 from bt_width import BlockTableLayout
 
-from ._checks import HostArray, vector_length
+from ._checks import INT32, HostArray, vector
 from ._packet import IntArray
 from .base import BlockTables
 from .devices import Executor
@@ -202,10 +202,10 @@ class MultiGroupBlockTable(BlockTables):
                 is bad, or positions are missing.
             WidthMismatchError: A tensor's dtype, shape, stride or device is wrong.
         """
-        length = vector_length("query_start_loc", query_start_loc)
-        num_reqs = self._checks.num_reqs("the number of requests", length - 1)
+        starts = vector("query_start_loc", query_start_loc, INT32, self.device)
+        num_reqs = self._checks.num_reqs("the number of requests", max(len(starts) - 1, 0))
         num_tokens = self._checks.num_tokens("num_tokens_padded", num_tokens_padded)
-        tokens = self._checks.tokens(query_start_loc, positions, num_reqs, num_tokens, self.device)
+        tokens = self._checks.tokens(starts, positions, num_reqs, num_tokens, self.device)
         committed = self._rows.requests[:num_reqs]
         requests = np.full(num_reqs, -1, np.int32)
         requests[: len(committed)] = committed
