@@ -275,6 +275,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     ("text", "message"),
     [
         pytest.param('{"a":' * 5000 + "1" + "}" * 5000, "is nested too deep", id="deep"),
+        pytest.param('{"a": 1, "a": 2}', "the key 'a' occurs twice", id="twice"),
         pytest.param('{"vocab_size": ' + "9" * 5000 + "}", "is not JSON", id="long-number"),
         pytest.param(" " * (MAX_CONFIG_BYTES + 1), "16,777,217 bytes", id="large"),
     ],

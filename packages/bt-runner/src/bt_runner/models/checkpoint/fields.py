@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TypeVar
 
 from bt_runner.errors import BadInputError
 from bt_runner.files import read_file
-from bt_width.errors import shown
+from bt_width.errors import InvalidSpecError, shown
+from bt_width.plan.config_file import parse_config
 
 MAX_CONFIG_BYTES = 2**24
 """The largest configuration that is read; published ones have some kilobytes."""
@@ -31,13 +31,9 @@ class Fields:
         """Return the fields of a file of at most ``max_bytes``."""
         data = read_file(path, max_bytes=max_bytes)
         try:
-            raw = json.loads(data.decode("utf-8-sig"))
-        except RecursionError:
-            raise BadInputError(f"{path} is nested too deep", path=str(path)) from None
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise BadInputError(f"{path} is not JSON: {reason:.200}", path=str(path)) from error
-        return cls.of(raw, str(path))
+            return cls(parse_config(data, str(path)), str(path))
+        except InvalidSpecError as error:
+            raise BadInputError(str(error), **error.details) from error
 
     @classmethod
     def of(cls, raw: object, source: str) -> Fields:
