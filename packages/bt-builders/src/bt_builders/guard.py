@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from bt_width import (
@@ -113,14 +114,14 @@ class BatchGuard:
             )
         stated_counts = (
             ("max_query_len", query_lens.longest, common.max_query_len),
-            ("max_seq_len", bounds.max(initial=0), common.max_seq_len),
+            ("max_seq_len", np.maximum.reduce(bounds, initial=0), common.max_seq_len),
         )
         for name, found, stated in stated_counts:
             if found > stated:
                 raise InvalidEditError(
                     f"{name} is {stated}, but a request has {found}", name=name, found=int(found)
                 )
-        if (bounds < query_lens.of_rows).any():
+        if np.count_nonzero(bounds < query_lens.of_rows):
             raise InvalidEditError(
                 "a request has more tokens in this step than seq_lens_upper_bound_host in all: "
                 f"{query_lens.of_rows.tolist()} and {bounds.tolist()}",
