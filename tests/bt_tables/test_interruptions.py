@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from dis import findlinestarts
 from functools import partial
 from types import FrameType
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from tests.bt_runner.faults.interruptions import Interruption, interrupt_at, places_of
+from tests.bt_runner.faults.interruptions import Interruption, Place, interrupt_at, passes_of
 from tests.support.executors import CheckedExecutor
 from tests.support.random_steps import check_slots, check_tables, edit_batch_order, edit_staged
 from tests.support.random_tables import random_batch, random_layouts, random_rows
@@ -190,16 +191,37 @@ def expected(model: TableModel, tables: Tables) -> list[Any]:
     return [*(model.table(rows, group).tolist() for group in range(2)), slots]
 
 
-def append_everywhere(tables: Tables, models: list[TableModel]) -> None:
-    """Give every row a block in each group."""
+def append_everywhere(tables: Tables, models: list[TableModel], *, arrays: bool) -> None:
+    """Give every row a block in each group, by arrays or by lists."""
+    if arrays:
+        ids = [part + row for row in range(4) for part in (51, 61)]
+        stage([0, 1, 2, 3], [[1, 1]] * 4, ids)(tables)
     for row in range(4):
-        ids = [[51 + row], [61 + row]]
-        if isinstance(tables, StagedBlockTables):
-            tables.append_block_ids(row, ids)
-        else:
-            tables.append_row(ids, row)
+        of_row = [[51 + row], [61 + row]]
         for model in models:
-            model.append(row, ids)
+            model.append(row, of_row)
+        if arrays:
+            continue
+        if isinstance(tables, StagedBlockTables):
+            tables.append_block_ids(row, of_row)
+        else:
+            tables.append_row(of_row, row)
+
+
+def counts_of(tables: Tables | TableModel) -> list[list[int]]:
+    """How many blocks every row holds in each group."""
+    return [[tables.num_blocks(row, group) for group in range(2)] for row in range(4)]
+
+
+COMMITS = {"_put", "change", "finish", "move"}
+"""Functions that make a change true and carry it over: between any two of their lines is a
+state of its own, so that each line is interrupted, the last time it is come to, before
+each kind of call."""
+
+
+def is_line_of_a_commit(place: Place) -> bool:
+    code, offset = place
+    return code.co_name in COMMITS and offset in dict(findlinestarts(code))
 
 
 def check_interruptions(
@@ -207,28 +229,49 @@ def check_interruptions(
 ) -> int:
     """Interrupt an operation at every n-th of its instructions; return how often."""
     tables, _ = make()
-    places = places_of(MODULES, lambda: operation.call(tables))
-    interrupted = 0
-    for number, place in enumerate(places[len(places) % every :: every]):
-        tables, before = make()
-        _, after = make()
-        operation.then(after)
-        ended = not interrupt_at(place, MODULES, partial(operation.call, tables))
-        interrupted += not ended
-        results = [after] if ended else [before, after]
-        if number % 2:
-            tables.invalidate()
-        if number % 3 == 2:
-            # the very next call is an edit, not a launch
-            append_everywhere(tables, results)
-        found = seen(tables)
-        matching = [model for model in results if expected(model, tables) == found]
-        assert matching, place
+    passes = passes_of(MODULES, lambda: operation.call(tables))
+    places = list(passes)
+    kinds = ["launch", "launch", "lists", "arrays"]
+    tried = [
+        (place, 1, kinds[number % 4], number % 3 > 0)
+        for number, place in enumerate(places[len(places) % every :: every])
+    ]
+    tried += [
+        (place, passes[place], next_call, False)
+        for place in filter(is_line_of_a_commit, places)
+        for next_call in ("launch", "lists", "arrays", "counts")
+    ]
+    return sum(interrupt_once(make, operation, *one) for one in tried)
 
-        # nothing of it shows later: the rows go on from what they hold
-        append_everywhere(tables, matching[:1])
-        assert seen(tables) == expected(matching[0], tables), place
-    return interrupted
+
+def interrupt_once(
+    make: Callable[[], tuple[Tables, TableModel]],
+    operation: Operation,
+    place: Place,
+    nth: int,
+    next_call: str,
+    invalidates: bool,
+) -> bool:
+    """Interrupt an operation at one place and look at what comes after; whether it was."""
+    tables, before = make()
+    _, after = make()
+    operation.then(after)
+    ended = not interrupt_at(place, MODULES, partial(operation.call, tables), nth=nth)
+    results = [after] if ended else [before, after]
+    if invalidates:
+        tables.invalidate()
+    if next_call == "counts":
+        results = [model for model in results if counts_of(model) == counts_of(tables)]
+    elif next_call != "launch":
+        append_everywhere(tables, results, arrays=next_call == "arrays")
+    found = seen(tables)
+    matching = [model for model in results if expected(model, tables) == found]
+    assert matching, place
+
+    # nothing of it shows later: the rows go on from what they hold
+    append_everywhere(tables, matching[:1], arrays=False)
+    assert seen(tables) == expected(matching[0], tables), place
+    return not ended
 
 
 @pytest.mark.parametrize("name", STAGED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, ModuleType
@@ -37,20 +38,31 @@ def watched(modules: list[ModuleType], on_place: Callable[[Place], None]) -> Ite
         sys.settrace(before)
 
 
+def passes_of(modules: list[ModuleType], work: Callable[[], object]) -> Counter[Place]:
+    """Return every instruction of some modules that ``work`` comes to, and how often."""
+    places: Counter[Place] = Counter()
+    with watched(modules, lambda place: places.update((place,))):
+        work()
+    return places
+
+
 def places_of(modules: list[ModuleType], work: Callable[[], object]) -> list[Place]:
     """Return every instruction of some modules that ``work`` comes to."""
-    places: dict[Place, None] = {}
-    with watched(modules, lambda place: places.setdefault(place)):
-        work()
-    return list(places)
+    return list(passes_of(modules, work))
 
 
-def interrupt_at(place: Place, modules: list[ModuleType], work: Callable[[], object]) -> bool:
-    """Do ``work`` up to the first time it comes to a place; say whether it ended there."""
+def interrupt_at(
+    place: Place, modules: list[ModuleType], work: Callable[[], object], *, nth: int = 1
+) -> bool:
+    """Do ``work`` up to the n-th time it comes to a place; say whether it ended there."""
+    left = nth
 
     def raise_at(here: Place) -> None:
+        nonlocal left
         if here == place:
-            raise Interruption
+            left -= 1
+            if left <= 0:
+                raise Interruption
 
     try:
         with watched(modules, raise_at):
