@@ -19,7 +19,6 @@ from bt_tables.devices import CpuExecutor
 COUNTED: tuple[tuple[str, type, str, Callable[..., int]], ...] = (
     ("bytes", CpuExecutor, "copy", lambda _, executor, target, source: source.nbytes),
     ("bytes", InputBuffers, "_send", lambda _, buffers, slot, end: end * slot.words.itemsize),
-    ("preemptions", Scheduler, "schedule", lambda batch, *_, **__: batch.num_preempted),
     ("prompt tokens", Scheduler, "add", lambda _, scheduler, request: request.prompt_len),
 )
 
@@ -74,7 +73,7 @@ class NotedSteps:
                 used_blocks=[pool.num_used for pool in self._loop.pools],
                 running=len(scheduler.running),
                 waiting=len(scheduler.waiting),
-                preemptions=self._counts["preemptions"],
+                preemptions=scheduler.num_preemptions,
                 prompt_tokens=self._counts["prompt tokens"],
                 hit_tokens=self._loop.prefixes.hit_tokens - self._hits_before,
                 num_bytes=self._counts["bytes"],

@@ -164,7 +164,6 @@ class _Run:
         self.in_flight: deque[tuple[int, SchedulerOutput, np.ndarray]] = deque()
         self.written: list[tuple[int, tuple[int, int]]] = []
         self.step = 0
-        self.num_preemptions = 0
         # the states that decodes go on from, as the builders keep them: right, wherever
         self.running_state: dict[str, Name] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -255,7 +254,6 @@ class _Run:
 
     def _launch(self) -> bool:
         batch = self.scheduler.schedule(last_step=self.step)
-        self.num_preemptions += batch.num_preempted
         if not len(batch.rows):
             return False
         self.step += 1

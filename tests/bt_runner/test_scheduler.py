@@ -89,7 +89,7 @@ def test_the_latest_request_gives_up_its_blocks() -> None:
     assert _batch(_step(scheduler)) == [("a", 0, 7), ("b", 0, 1)]
     for _ in range(20):
         batch = _step(scheduler)
-        if batch.num_preempted:
+        if scheduler.num_preemptions:
             break
     assert [request.request_id for request in batch.requests] == ["a"]
     assert (victim.row, victim.num_computed, victim.num_preemptions) == (None, 0, 1)
@@ -126,7 +126,7 @@ def test_no_request_is_preempted_while_blocks_are_on_their_way_back() -> None:
     table.num_in_flight[first.row] = 1
     table.append(np.array([first.row]), np.full((1, 6), 9, np.int32), np.array([6]))
     batch = scheduler.schedule(5)
-    assert (len(batch.rows), batch.num_preempted) == (0, 0)
+    assert (len(batch.rows), scheduler.num_preemptions) == (0, 0)
     scheduler.kv.complete(5)
     assert _batch(scheduler.schedule(5)) == [("a", 4, 7)]
 

@@ -51,7 +51,6 @@ class Counts:
         self.num_steps += 1
         self.num_tokens += int(batch.num_tokens.sum())
         self.num_drafts += int(batch.num_drafts.sum())
-        self.num_preemptions += batch.num_preempted
         self.num_padded_steps += inputs.num_reqs > len(batch.rows)
         self.num_checks += num_ranks * _TABLE_CLASSES
 

@@ -262,7 +262,9 @@ class SoakLoop:
             self.runner.forget(is_remapped=self._draw.random() < 0.5)
 
     def _step(self) -> None:
+        before = self._scheduler.num_preemptions
         try:
             self._counts.num_ended += len(self._loop.step().reasons)
         except BrokenStepError:
             self._counts.num_broken_steps += 1
+        self._counts.num_preemptions += self._scheduler.num_preemptions - before

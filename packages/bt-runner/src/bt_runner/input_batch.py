@@ -390,5 +390,4 @@ def dummy_batch(num_reqs: int, query_len: int) -> SchedulerOutput:
         num_choices=0 * ones,
         is_prefilling=no_flags,
         num_on_host=(1 + query_len) * ones,
-        num_preempted=0,
     )

@@ -424,7 +424,7 @@ class KVCacheManager:
                 self._null_prefixes += [(row, index, end) for row, end in pairs]
 
     def release(self, rows: Ints, *, last_step: int) -> None:
-        """Give back all blocks of rows."""
+        """Drop a reference of all blocks of rows; those without one cool until ``last_step``."""
         for group in self.groups:
             group.release(rows, last_step)
         # what they gained since the last step has not reached the tables, and need not

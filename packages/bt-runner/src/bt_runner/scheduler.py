@@ -34,7 +34,8 @@ class SchedulerOutput:
 
     Attributes:
         rows: [N]; -1 for padding.
-        lives: [N]; of each row, when it was scheduled.
+        lives: [N]; requests that each row has had before this one; a step's tokens are for
+            the request that was in the row then.
         requests: [N] object.
         starts: [N]; position of the first token that is computed.
         num_known: [N]; tokens of the request that are computed. The last of them may still
@@ -44,7 +45,6 @@ class SchedulerOutput:
             a prompt.
         is_prefilling: [N]; whether the request has no state yet, or lacks known tokens.
         num_on_host: [N]; leading tokens that the host knows, drafts included.
-        num_preempted: Requests that gave up their blocks for this step.
     """
 
     rows: Ints
@@ -56,7 +56,6 @@ class SchedulerOutput:
     num_choices: Ints
     is_prefilling: Flags
     num_on_host: Ints
-    num_preempted: int
 
     @cached_property
     def num_tokens(self) -> Ints:
@@ -154,6 +153,7 @@ class Scheduler:
         running: [N]; rows of those that have one, the oldest first.
         table: The numbers of those that run.
         kv: Their blocks.
+        num_preemptions: Times that a request gave up its blocks for an older one.
     """
 
     def __init__(self, limits: ServingLimits, kv: KVCacheManager) -> None:
@@ -161,6 +161,7 @@ class Scheduler:
         self.table = RunningRequests(limits.max_num_reqs)
         self.kv = kv
         self.requests: dict[str, Request] = {}
+        self.num_preemptions = 0
         self._limits = limits
         self._empty()
 
@@ -185,7 +186,7 @@ class Scheduler:
         budget = self._limits.max_num_batched_tokens
         batch = self._cut(due, budget)
         # 3. blocks (KVCacheManager): all that a request needs, or none
-        num_served, num_wanted, num_preempted = 0, len(batch.rows), 0
+        num_served, num_wanted, all_run = 0, len(batch.rows), True
         while num_served < num_wanted:
             part = slice(num_served, num_wanted)
             num_served += kv.allocate(batch.rows[part], batch.starts[part], batch.seq_lens[part])
@@ -196,15 +197,15 @@ class Scheduler:
                 else:
                     # the one that came last starts over; it was not served yet
                     self._preempt(int(due[-1]), last_step)
-                    due, num_preempted = due[:-1], num_preempted + 1
+                    due, all_run = due[:-1], False
                     num_wanted = min(num_wanted, len(due))
         batch = _first(batch, num_served)
         # 4. requests that wait, where all that run were served and there is room for more
-        if num_preempted == 0 and num_served == len(due):
+        if all_run and num_served == len(due):
             admitted = self._admit(budget - int(batch.num_tokens.sum()), last_step)
             if admitted:
                 batch = _concatenated([batch, *admitted])
-        return _decodes_first(batch, num_preempted)
+        return _decodes_first(batch)
 
     def launched(self, batch: SchedulerOutput, step: int) -> None:
         """Count what a launched step is sure to compute as computed: it is in flight."""
@@ -232,13 +233,13 @@ class Scheduler:
         """
         places, tokens, kept = verified
         if len(places) < len(batch.rows):
-            batch = _picked(batch, places, batch.num_preempted)
+            batch = _picked(batch, places)
         is_live = self.table.lives[batch.rows] == batch.lives
         if is_live.all():
             return self._take(batch, tokens, kept, last_step)
         # of those that left their row, one that ended gets nothing, a preempted one its token
         late = self._give_late(batch.requests[~is_live], tokens[~is_live], kept[~is_live])
-        batch = _picked(batch, is_live.nonzero()[0], batch.num_preempted)
+        batch = _picked(batch, is_live.nonzero()[0])
         return _joined(self._take(batch, tokens[is_live], kept[is_live], last_step), late)
 
     def verify(self, batch: SchedulerOutput, chosen: Tokens) -> Verified:
@@ -362,7 +363,6 @@ class Scheduler:
             num_choices=(num_known == lacking[:count]) * (1 + num_drafts),
             is_prefilling=is_prefilling[:count],
             num_on_host=num_tokens[:count] + num_drafts,
-            num_preempted=0,
         )
 
     def _admit(self, budget: int, last_step: int) -> list[SchedulerOutput]:
@@ -444,6 +444,7 @@ class Scheduler:
         request: Request = self.table.requests[row]
         self._give_up_rows(np.array([row]), last_step)
         request.num_preemptions += 1
+        self.num_preemptions += 1
         self.waiting.appendleft(request)
 
     def _give_up_rows(self, rows: Ints, last_step: int) -> None:
@@ -459,15 +460,15 @@ class Scheduler:
 
 
 def _first(batch: SchedulerOutput, count: int) -> SchedulerOutput:
-    return batch if count == len(batch.rows) else _picked(batch, slice(count), batch.num_preempted)
+    return batch if count == len(batch.rows) else _picked(batch, slice(count))
 
 
-def _decodes_first(batch: SchedulerOutput, num_preempted: int) -> SchedulerOutput:
+def _decodes_first(batch: SchedulerOutput) -> SchedulerOutput:
     """Return a batch whose decodes stand before its prefills: builders split it there."""
     prefills = batch.is_prefilling
-    if not num_preempted and not (prefills[:-1] > prefills[1:]).any():
+    if not (prefills[:-1] > prefills[1:]).any():
         return batch
-    return _picked(batch, prefills.argsort(kind="stable"), num_preempted)
+    return _picked(batch, prefills.argsort(kind="stable"))
 
 
 _ARRAYS = [
@@ -483,14 +484,14 @@ _ARRAYS = [
 ]
 
 
-def _picked(batch: SchedulerOutput, places: Ints | slice, num_preempted: int) -> SchedulerOutput:
+def _picked(batch: SchedulerOutput, places: Ints | slice) -> SchedulerOutput:
     arrays = {name: getattr(batch, name)[places] for name in _ARRAYS}
-    return SchedulerOutput(**arrays, num_preempted=num_preempted)
+    return SchedulerOutput(**arrays)
 
 
 def _concatenated(batches: Sequence[SchedulerOutput]) -> SchedulerOutput:
     arrays = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in _ARRAYS}
-    return SchedulerOutput(**arrays, num_preempted=0)
+    return SchedulerOutput(**arrays)
 
 
 def _joined(first: StepOutputs, second: StepOutputs) -> StepOutputs:

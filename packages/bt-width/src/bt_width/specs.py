@@ -27,7 +27,8 @@ class AttentionSpec:
         sharded: Whether context parallelism spreads the tokens over its ranks;
             False where every rank keeps them all.
         tokens_per_state: Tokens that share one stored state (compressed caches).
-        token_alignment: Tokens that a row spans a multiple of, or None.
+        token_alignment: Tokens that a row spans a multiple of, or None. 128 is vLLM's, for kernels
+            such as FlashInfer's MLA that read pages of 128 tokens together.
     """
 
     block_size: int
@@ -54,7 +55,8 @@ class SlidingWindowSpec:
         block_size: Tokens of a block.
         window: Tokens that a query sees, itself included.
         extra_retained_tokens: Tokens kept behind the window, for drafters that look back.
-        token_alignment: Tokens that a row spans a multiple of, or None.
+        token_alignment: Tokens that a row spans a multiple of, or None. 128 is vLLM's, for kernels
+            such as FlashInfer's MLA that read pages of 128 tokens together.
     """
 
     block_size: int

@@ -103,7 +103,6 @@ class _Watch:
         summary = self._summary
         summary.num_steps += 1
         summary.num_tokens += int(batch.num_tokens.sum())
-        summary.num_preemptions += batch.num_preempted
         summary.note_blocks(self._check.kv.pools)
         if (summary.num_steps - 1) % self._verify_every == 0:
             self._check.check(batch, inputs, tables)
@@ -232,6 +231,7 @@ class Replay:
         summary.builder_seconds.append(self._runner.builder_seconds)
         summary.num_output_tokens += int(outputs.counts.sum())
         summary.num_requests += len(outputs.reasons)
+        summary.num_preemptions = self._scheduler.num_preemptions
         summary.hit_tokens = self.kv.prefixes.hit_tokens
         summary.rehit_tokens = self.kv.prefixes.rehit_tokens
 

@@ -1,4 +1,4 @@
-"""Finds where positions lie in a row, for kernels: split over ranks, lengths, kernel blocks.
+"""Finds where positions lie in rows, and expands block ids to kernel-block ids, for kernels.
 
 The one form of these sums on a device; ``reference.addressing`` has the same in NumPy and
 torch. Where a group is not split, ``shards`` and ``interleave`` are 1 and ``rank`` is 0.
@@ -46,6 +46,6 @@ def kernel_block_id(
     part: tl.tensor,  # which kernel block of the block, of that shape
     kernel_blocks_per_block: tl.tensor,  # a scalar or a constant
 ) -> tl.tensor:
-    """Return the id of a block's kernel block; a null block's are null."""
+    """Return the id of a block's kernel block; a null block's are null: ``layout.expand``."""
     kernel_id = block_id * kernel_blocks_per_block + part
     return tl.where(block_id == _NULL, _NULL, kernel_id)

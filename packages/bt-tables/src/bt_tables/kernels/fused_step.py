@@ -260,7 +260,10 @@ def _ids_after(
     nulled: tl.tensor,
     mask: tl.tensor,  # [tile], where anything is asked
 ) -> tl.tensor:
-    """Return what rows hold in columns after the launch; the null block outside ``mask``."""
+    """Return what rows hold in columns after the launch; the null block outside ``mask``.
+
+    A fresh block comes from the packet and becomes kernel blocks here, ``split`` of them.
+    """
     block = column // split
     is_live = mask & (block >= nulled)
     is_fresh = is_live & (block >= keep) & (block < blocks)

@@ -90,6 +90,8 @@ def _divided(numbers: Ints, divisor: int) -> tuple[Ints, Ints]:
 def expand(addressing: Addressing, block_ids: Ints) -> Ints:
     """Return the kernel-block ids of blocks, [..., n * kernel_blocks_per_block].
 
+    Kernels do the same id by id, in ``kernel_block_id``.
+
     Args:
         addressing: The group's.
         block_ids: [..., n]; a null block becomes null columns.
