@@ -182,6 +182,15 @@ def test_a_workspace_of_less_than_a_state_holds_one() -> None:
     assert [(chunk.first_req, chunk.num_keys) for chunk in chunks] == [(0, 1), (1, 1)]
 
 
+def test_room_for_less_than_a_score_is_room_for_one() -> None:
+    """Two tokens that see one state have two scores, which is one too many."""
+    layout = plan_indexer(tokens_per_state=16)
+
+    chunks = build(layout, [prompt(17, 2)], DSAOptions(max_logits_bytes=1)).prefill
+
+    assert [(chunk.num_keys, chunk.num_tokens) for chunk in chunks] == [(1, 1), (1, 1)]
+
+
 def test_hundreds_of_prompts_are_planned_one_after_the_other() -> None:
     limits = serving_limits(64, max_num_reqs=300, max_num_batched_tokens=900)
     layout = BlockTableLayout.plan(AttentionSpec(block_size=16), limits)

@@ -1,5 +1,6 @@
 """The picture of a plan: what is drawn where, to scale."""
 
+import itertools
 from collections import Counter
 from xml.etree import ElementTree
 
@@ -174,3 +175,78 @@ def test_a_name_cannot_become_markup() -> None:
 
 def test_one_of_a_thing_is_no_plural() -> None:
     assert "1 block of 4: 1 column<" in draw_rows([("r", planned(RingSpec(block_size=4), 9))])
+
+
+ATTENTION = AttentionSpec(block_size=16, token_alignment=None)
+
+
+def texts(layout: BlockTableLayout, anchor: str) -> list[str]:
+    root = ElementTree.fromstring(draw_rows([("group", layout)]))
+    return [
+        text.text or "" for text in root.iter(f"{SVG}text") if text.get("text-anchor") == anchor
+    ]
+
+
+def test_lanes_and_heading_name_ranks_and_kernel_blocks_where_there_are_several() -> None:
+    whole = planned(ATTENTION, 100)
+    cut = planned(ATTENTION, 100, kernel=8, ranks=2, interleave=4)
+
+    assert texts(whole, "end") == ["tokens", "blocks", "kernel blocks", "slots"]
+    assert texts(whole, "start") == ["group", "100 tokens, 7 blocks of 16: 7 columns"]
+    assert texts(cut, "end") == [
+        *("tokens", "blocks, rank 0", "blocks, rank 1", "kernel blocks, rank 0", "slots, rank 0")
+    ]
+    about = "100 tokens, 4 blocks of 16 on each of 2 ranks, each 2 kernel blocks: 8 columns"
+    assert texts(cut, "start") == ["group", about]
+
+
+@pytest.mark.parametrize(
+    ("spec", "spans"),
+    [
+        pytest.param(RingSpec(block_size=4), [72, 4, 4], id="ring"),
+        pytest.param(MambaSpec(block_size=32, mode="align"), [72, 96], id="mamba"),
+        pytest.param(ATTENTION, [72, 80, 80, 72], id="attention"),
+    ],
+)
+def test_every_lane_has_the_scale_of_the_tokens(spec: CacheSpec, spans: list[int]) -> None:
+    found = lanes(planned(spec, 72))
+
+    left = float(found[0][0].attrib["x"])
+    token = (end_of(found[0]) - left) / 72
+    assert {float(lane[0].attrib["x"]) for lane in found} == {left}
+    assert [(end_of(lane) - left) / token for lane in found] == pytest.approx(spans, abs=0.01)
+
+
+def test_runs_too_small_to_be_seen_are_drawn_from_the_first_token_on() -> None:
+    tokens, blocks, *_ = lanes(planned(ATTENTION, 2**16, ranks=2))
+
+    assert looks(tokens) == {"r0": 1}
+    assert tokens[0].attrib["x"] == blocks[0].attrib["x"]
+
+
+def test_nothing_is_drawn_over_another_lane_or_past_the_picture() -> None:
+    window = SlidingWindowSpec(block_size=8, window=24, token_alignment=None)
+    aligned = AttentionSpec(block_size=16, token_alignment=64)
+    groups = [("first", planned(aligned, 72, lookahead=3)), ("second", planned(window, 72))]
+
+    root = ElementTree.fromstring(draw_rows(groups))
+
+    cells = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    tops = sorted({float(cell.attrib["y"]) for cell in cells})
+    height = float(cells[0].attrib["height"])
+    assert len(tops) == 8
+    assert all(below - above > height for above, below in itertools.pairwise(tops))
+    # each text has the whole of its 12 pixels between lanes, or in the middle of one
+    heads = [t for t in root.iter(f"{SVG}text") if t.get("text-anchor") == "start"]
+    for head in heads:
+        bottom = float(head.attrib["y"])
+        assert not any(top < bottom and bottom - 12 < top + height for top in tops)
+    keys = [t for t in root.iter(f"{SVG}text") if t.get("text-anchor") is None]
+    places = [(float(key.attrib["y"]), float(key.attrib["x"]), len(key.text or "")) for key in keys]
+    assert len({y for y, _, _ in places}) == 2
+    for (y, x, length), (next_y, next_x, _) in itertools.pairwise(places):
+        assert (next_y, next_x) > (y + 12, 0.0) or next_x - 18 > x + 6 * length
+    right, bottom = map(float, root.attrib["viewBox"].split()[2:])
+    assert all(x + 6 * length <= right for _, x, length in places)
+    assert all(float(cell.attrib["x"]) + float(cell.attrib["width"]) <= right for cell in cells)
+    assert tops[-1] + height < places[0][0] - 10 < places[-1][0] < bottom

@@ -166,6 +166,8 @@ def test_what_limits_is_said() -> None:
     assert few.limited_by.startswith("--max-num-seqs 4: the memory holds ")
     # 128 MiB of keys and values, and 97.4 of states
     assert "takes 225.41 MiB, 57 % of it in group attention" in many.limited_by
+    alone = fit(planned(model_configs.glm_5_2()), 80 * GIB, at_len=1024, pp=1)
+    assert ", 100 % of it in group " in alone.limited_by
 
 
 @pytest.mark.parametrize(
