@@ -140,7 +140,7 @@ class Now(NamedTuple):
     slots_used: int
 
 
-class _Draft:
+class _Prepared:
     """Room for one record a row while they are prepared; every view of it is made once.
 
     Attributes:
@@ -211,7 +211,7 @@ class DeviceRows:
         self._flat = self._ints.reshape(-1).data
         self._nothing = [0] * num_groups
         self._no_records = self._ints[:0]
-        self._draft = _Draft(form, num_rows)
+        self._prepared = _Prepared(form, num_rows)
         self._room = np.tile(np.array(self.checks.blocks_per_row, np.uint32), (num_rows, 1))
         self._longest_row = max(self.checks.blocks_per_row)
         self._max_split = max(layout.addressing.kernel_blocks_per_block for layout in layouts)
@@ -561,39 +561,39 @@ class DeviceRows:
         if not num_rows:
             return
         self._recover()
-        staged, draft = self._staged_now(), self._draft
+        staged, prepared = self._staged_now(), self._prepared
         if not self._are_new(index, staged):
             self._stage_again(index, edits, replaces, nulled)
             return
         named, counts, ids, ends = edits
         num_ids = len(ids)
         # good rows by now, so that none is clipped; other modes take a copy first
-        self._lines.take(index, 0, draft.lines[:num_rows], "clip")
-        draft.before[:num_rows] = draft.after[:num_rows]
-        new, room, totals = counts.view(UINT32), self._room[:num_rows], draft.totals[:num_rows]
+        self._lines.take(index, 0, prepared.lines[:num_rows], "clip")
+        prepared.before[:num_rows] = prepared.after[:num_rows]
+        new, room, totals = counts.view(UINT32), self._room[:num_rows], prepared.totals[:num_rows]
         if replaces is True:
-            draft.ints[:num_rows, self._form.keep] = 0
-            draft.ints[:num_rows, self._form.after] = 0
+            prepared.ints[:num_rows, self._form.keep] = 0
+            prepared.ints[:num_rows, self._form.after] = 0
             totals[:] = new
         else:
             if replaces is not False:
-                draft.ints[:num_rows, self._form.after][replaces] = 0
-            draft.keep[:num_rows] = draft.held_lines[:num_rows] = draft.blocks[:num_rows]
-            held = draft.held[:num_rows]
+                prepared.ints[:num_rows, self._form.after][replaces] = 0
+            prepared.keep[:num_rows] = prepared.held_lines[:num_rows] = prepared.blocks[:num_rows]
+            held = prepared.held[:num_rows]
             room = room - held
             np.add(held, new, totals)
         # a negative count is a large uint32
         if np.count_nonzero(new > room):
-            before = draft.ints[:num_rows, self._form.blocks].astype(np.int64)
+            before = prepared.ints[:num_rows, self._form.blocks].astype(np.int64)
             self.checks.counts(named, counts, before + counts)
         self.checks.ids(named, counts, ids)
         packet, used = self._packet_with(staged, ids)
         ends += used - num_ids
-        ends -= draft.flat_totals[: len(ends)]
-        draft.base[:num_rows] = ends.view(self._form.of_groups)
-        draft.blocks[:num_rows] = draft.total_lines[:num_rows]
+        ends -= prepared.flat_totals[: len(ends)]
+        prepared.base[:num_rows] = ends.view(self._form.of_groups)
+        prepared.blocks[:num_rows] = prepared.total_lines[:num_rows]
         if nulled is not None:
-            draft.ints[:num_rows, self._form.nulled] = nulled
+            prepared.ints[:num_rows, self._form.nulled] = nulled
         longest = num_ids if replaces is False and nulled is None else self._longest_row
         staged = Staged(
             self._now.generation,
@@ -602,7 +602,7 @@ class DeviceRows:
             packet,
             used,
         )
-        self.pending = partial(self._put, index, draft.lines[:num_rows], index, staged)
+        self.pending = partial(self._put, index, prepared.lines[:num_rows], index, staged)
         self.finish()
 
     def _put(self, index: IntArray, lines: IntArray, new: IntArray, staged: Staged) -> None:
