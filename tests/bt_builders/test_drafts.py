@@ -197,6 +197,16 @@ def test_one_token_a_request_is_not_the_targets_layout() -> None:
     assert decode.seq_lens.tolist() == [18, 27, 40]
 
 
+def test_a_full_batch_of_drafts_has_all_of_its_starts() -> None:
+    layout = plan_group(AttentionSpec(block_size=16))
+    builder = MLAMetadataBuilder(layout, "cpu")
+    common = make_batch(layout, [Request(20, 1)] * layout.limits.max_num_reqs)
+
+    decode = builder.start_drafts(common.block_table, common.seq_lens).decode
+
+    assert decode.query_start_loc.tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize("rank", range(8))
 def test_a_replicated_group_has_every_slot_on_every_rank(rank: int) -> None:
     """A sharded group has each of them on exactly one rank.
