@@ -110,18 +110,24 @@ def test_the_wheel_of_bt_width_imports_on_its_own(wheels: dict[str, Path]) -> No
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_console_script_exists(package: str, wheels: dict[str, Path]) -> None:
-    """Whatever a wheel promises to start is in it."""
+def test_an_entry_point_exists(package: str, wheels: dict[str, Path]) -> None:
+    """Whatever a wheel promises to start, or gives to vLLM as a plugin, is in it."""
     with zipfile.ZipFile(wheels[package]) as archive:
         (names,) = [
             archive.read(name).decode()
             for name in archive.namelist()
             if name.endswith("entry_points.txt")
         ] or [""]
-        modules = {name for name in archive.namelist() if name.endswith(".py")}
+        modules = {name: archive.read(name).decode() for name in archive.namelist()}
 
-    for module in re.findall(r"= ([\w.]+):main$", names, re.MULTILINE):
-        assert module.replace(".", "/") + ".py" in modules
+    points = re.findall(r"= ([\w.]+):(\w+)$", names, re.MULTILINE)
+
+    assert len(points) == names.count(" = ")
+    assert ("[vllm.general_plugins]" in names) == (package == "bt_tables")
+    for module, function in points:
+        places = (module.replace(".", "/") + end for end in (".py", "/__init__.py"))
+        source = next(modules[place] for place in places if place in modules)
+        assert re.search(rf"\b(def|import) .*\b{function}\b", source)
 
 
 def test_versions_move_in_step() -> None:
