@@ -281,7 +281,9 @@ def test_a_staged_table_is_as_before_or_after_an_interrupted_call(name: str) -> 
 
 @pytest.mark.parametrize("name", BATCH)
 def test_a_batch_order_table_is_as_before_or_after_an_interrupted_call(name: str) -> None:
-    assert check_interruptions(batch_tables, BATCH[name], every=29) > 0
+    # the order of the rows is changed in few instructions, each of which may tear it
+    every = 1 if name in ("swap", "move") else 29
+    assert check_interruptions(batch_tables, BATCH[name], every) > 0
 
 
 @pytest.mark.long
