@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bt_runner.__main__ import main
-from bt_runner.memory import WORKSPACE_BYTES
+from bt_runner.models.layers.numerics import WORKSPACE_BYTES
 from bt_runner.terminal.options import add_demo_options
 
 

@@ -32,10 +32,11 @@ from bt_runner.cuda_graphs import GraphOptions
 from bt_runner.drafters import Drafter
 from bt_runner.errors import BadInputError, RunnerError
 from bt_runner.kv_cache_manager import KVCacheManager, pool_sizes
-from bt_runner.memory import WORKSPACE_BYTES, require_step_memory
+from bt_runner.memory import require_step_memory
 from bt_runner.model_runner import InFlightStep, ModelRunner, TableGuard
 from bt_runner.models.caches import CacheOptions, Caches, cache_groups
 from bt_runner.models.config import ModelConfig
+from bt_runner.models.layers.numerics import WORKSPACE_BYTES
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.sharding import Ranks, Sharding, SingleRank, require_one_plan
 from bt_runner.models.weights import Weights, require_weights

@@ -1,4 +1,4 @@
-"""Asks whether memory can hold what is to be allocated, and cuts work into pieces that fit."""
+"""Asks whether memory can hold what is to be allocated."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import torch
 from bt_builders import AttentionGroup
 from bt_runner.errors import BadInputError
 from bt_width import BlockTableLayout, ServingLimits, index_buffer_bytes
-
-WORKSPACE_BYTES = 2**28
-"""Bytes of a layer's temporary tensors, by default: 256 MiB."""
 
 _BYTES_PER_TOKEN = 64
 """Of a step's batch: ids, positions, requests and slots, on the host and on the device."""
@@ -99,14 +96,3 @@ def memory_refused() -> Iterator[None]:
 def _first_line(error: BaseException) -> str:
     lines = str(error).splitlines() or ["an allocation failed"]
     return lines[0][:200]
-
-
-def pieces(num_items: int, bytes_per_item: int, workspace_bytes: int) -> Iterator[slice]:
-    """Cut ``num_items`` into spans whose temporary tensors fit the workspace.
-
-    A span has at least one item, however large that is. Spans follow from numbers of the host
-    alone, so that a captured graph always has the same, and all ranks do.
-    """
-    size = max(workspace_bytes // max(bytes_per_item, 1), 1)
-    for start in range(0, num_items, size):
-        yield slice(start, min(start + size, num_items))

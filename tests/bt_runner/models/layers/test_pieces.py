@@ -21,7 +21,6 @@ from tests.bt_runner.harness import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bt_runner.engine import Engine
-from bt_runner.memory import pieces
 from bt_runner.models.config import (
     MLA,
     MLP,
@@ -32,7 +31,7 @@ from bt_runner.models.config import (
     SelectShared,
     SelectTopK,
 )
-from bt_runner.models.layers.numerics import Rope
+from bt_runner.models.layers.numerics import Rope, pieces
 from bt_runner.models.paged_model import PagedModel
 from bt_runner.models.weights import random_weights
 from bt_runner.requests import SamplingParams

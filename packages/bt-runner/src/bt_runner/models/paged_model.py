@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from bt_runner.memory import WORKSPACE_BYTES
 from bt_runner.models.caches import CONV, DENSE, INDEX, LATENT, SPARSE, STATE, Caches
 from bt_runner.models.config import (
     AttentionLayer,
@@ -20,7 +19,7 @@ from bt_runner.models.config import (
 from bt_runner.models.layers.feed_forward import feed_forward
 from bt_runner.models.layers.mamba2 import Mamba2Mixer, StateCaches
 from bt_runner.models.layers.mla import DenseAttention, LatentProjections
-from bt_runner.models.layers.numerics import Scope, rms_norm, widened
+from bt_runner.models.layers.numerics import WORKSPACE_BYTES, Scope, rms_norm, widened
 from bt_runner.models.layers.sparse_attention import Indexer, IndexProjections, SparseAttention
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep

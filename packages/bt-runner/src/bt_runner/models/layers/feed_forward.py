@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from bt_runner.memory import pieces
 from bt_runner.models.config import MLP, MoE
-from bt_runner.models.layers.numerics import Scope, widened
+from bt_runner.models.layers.numerics import Scope, pieces, widened
 
 
 class GatedMLP:

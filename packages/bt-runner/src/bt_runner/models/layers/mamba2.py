@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from bt_runner.memory import WORKSPACE_BYTES, pieces
 from bt_runner.models.caches import write
 from bt_runner.models.config import MambaLayer
-from bt_runner.models.layers.numerics import Scope, rms_norm, widened
+from bt_runner.models.layers.numerics import WORKSPACE_BYTES, Scope, pieces, rms_norm, widened
 from bt_runner.models.step import DecodePlaces, ModelStep, PrefillPlaces
 
 

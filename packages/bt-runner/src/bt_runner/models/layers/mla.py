@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 
 from bt_builders import MLADecodeMetadata, MLAMetadata, MLAPrefillMetadata
-from bt_runner.memory import WORKSPACE_BYTES, pieces
 from bt_runner.models.caches import read_line, read_rows, write
 from bt_runner.models.config import MLA
-from bt_runner.models.layers.numerics import Rotation, Scope, rms_norm, widened
+from bt_runner.models.layers.numerics import (
+    WORKSPACE_BYTES,
+    Rotation,
+    Scope,
+    pieces,
+    rms_norm,
+    widened,
+)
 from bt_runner.models.sharding import PartialAttention, Sharding, merge
 from bt_runner.models.step import ModelStep
 

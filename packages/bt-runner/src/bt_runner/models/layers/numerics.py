@@ -1,9 +1,12 @@
-"""What layers are made of: projections, norms and the rotary embedding; no layer, no cache."""
+"""What layers are made of: projections, norms, the rotary embedding, and work cut in pieces.
+
+There is no layer here, and no cache.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -13,6 +16,9 @@ from torch import Tensor
 
 from bt_runner.errors import BadInputError
 from bt_width.errors import shown
+
+WORKSPACE_BYTES = 2**28
+"""Bytes of a layer's temporary tensors, by default: 256 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,3 +212,14 @@ class Rotation:
         shape = (values.shape[0], *(1,) * (values.dim() - 2), self.dim // 2)
         cos, sin = self._cos.view(shape), self._sin.view(shape)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def pieces(num_items: int, bytes_per_item: int, workspace_bytes: int) -> Iterator[slice]:
+    """Cut ``num_items`` into spans whose temporary tensors fit the workspace.
+
+    A span has at least one item, however large that is. Spans follow from numbers of the host
+    alone, so that a captured graph always has the same, and all ranks do.
+    """
+    size = max(workspace_bytes // max(bytes_per_item, 1), 1)
+    for start in range(0, num_items, size):
+        yield slice(start, min(start + size, num_items))

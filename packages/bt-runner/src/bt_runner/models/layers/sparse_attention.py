@@ -15,11 +15,17 @@ from torch import Tensor
 
 from bt_builders import DSADecodeMetadata, DSAIndexerMetadata, DSAPrefillChunk
 from bt_runner.errors import RunnerError
-from bt_runner.memory import WORKSPACE_BYTES, pieces
 from bt_runner.models.caches import read_line, read_rows, read_slots, slots_at, write
 from bt_runner.models.config import SelectTopK
 from bt_runner.models.layers.mla import LatentProjections, attend
-from bt_runner.models.layers.numerics import Rotation, Scope, layer_norm, widened
+from bt_runner.models.layers.numerics import (
+    WORKSPACE_BYTES,
+    Rotation,
+    Scope,
+    layer_norm,
+    pieces,
+    widened,
+)
 from bt_runner.models.sharding import Sharding
 from bt_runner.models.step import ModelStep
 
