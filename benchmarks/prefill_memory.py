@@ -81,7 +81,7 @@ def _measure(args: argparse.Namespace) -> dict[str, float]:
     return {
         "peak": _peak_bytes() - before,
         # streams, what the layers have put out, latents, and positions chosen as 64-bit numbers
-        "activations": 4 * chunk * (8 * args.hidden + 2 * row) + 2 * 8 * chunk * args.topk,
+        "activations": 4 * chunk * (8 * args.hidden + 2 * row) + 8 * chunk * args.topk,
         # the rows of all tokens as read, masked and widened, beside scores of all heads
         "unbounded": 4 * chunk * (3 * args.topk * row + args.heads * args.prompt),
         "seconds": seconds,

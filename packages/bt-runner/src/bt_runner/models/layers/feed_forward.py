@@ -23,12 +23,12 @@ class GatedMLP:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the block's output for ``hidden`` [T, hidden]."""
         bytes_per_token = 4 * len(self._gate) * self._gate.element_size()
-        outputs = []
+        output = torch.empty_like(hidden)
         for tokens in pieces(len(hidden), bytes_per_token, self._workspace_bytes):
             inner = F.silu(F.linear(hidden[tokens], self._gate), inplace=True)
             inner *= F.linear(hidden[tokens], self._up)
-            outputs.append(F.linear(inner, self._down))
-        return torch.cat(outputs) if len(outputs) != 1 else outputs[0]
+            output[tokens] = F.linear(inner, self._down)
+        return output
 
 
 class MixtureOfExperts:

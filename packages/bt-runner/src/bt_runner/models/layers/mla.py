@@ -136,21 +136,26 @@ class DenseAttention:
         rotation = step.rotation(self._projections.config.rope)
         rows = self._projections.rows(hidden, rotation)
         write(self._cache.flatten(0, 1), metadata.slot_mapping, rows)
-        parts = []
+        # written piece by piece: a list of pieces and its copy would take twice as much
+        output = torch.empty_like(hidden)
         if metadata.decode.num_tokens:
-            parts += self._decode(hidden, rotation, step, metadata.decode)
+            self._decode(hidden, rotation, step, metadata.decode, output)
         if metadata.prefill.num_tokens:
-            parts += self._prefill(hidden, rows, rotation, step, metadata.prefill)
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+            self._prefill(hidden, rows, rotation, step, metadata.prefill, output)
+        return output
 
     def _decode(
-        self, hidden: Tensor, rotation: Rotation, step: ModelStep, part: MLADecodeMetadata
-    ) -> list[Tensor]:
-        """Return the outputs of tokens that each attend to their request's cache."""
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        step: ModelStep,
+        part: MLADecodeMetadata,
+        output: Tensor,
+    ) -> None:
+        """Write the outputs of tokens that each attend to their request's cache."""
         per_row = part.max_query_len if part.is_uniform else 1
         num_seen = part.max_seq_len
         bytes_per_row = num_seen * self._bytes_of_row() + per_row * self._bytes_of(num_seen)
-        outputs = []
         for span in pieces(part.num_tokens // per_row, bytes_per_row, self._workspace_bytes):
             tokens = slice(span.start * per_row, span.stop * per_row)
             query = self._projections.queries(hidden[tokens], rotation.at(tokens)).heads
@@ -161,8 +166,7 @@ class DenseAttention:
             columns = torch.arange(rows.shape[1], device=rows.device)
             own = self._attend(query.view(-1, per_row, *query.shape[1:]), rows, columns < lengths)
             values = self._sharding.merge(own).values.flatten(0, 1)
-            outputs.append(self._projections.output(values))
-        return outputs
+            output[tokens] = self._projections.output(values)
 
     def _prefill(
         self,
@@ -171,8 +175,9 @@ class DenseAttention:
         rotation: Rotation,
         step: ModelStep,
         part: MLAPrefillMetadata,
-    ) -> list[Tensor]:
-        """Return the outputs of new tokens that attend to each other, then to their contexts."""
+        output: Tensor,
+    ) -> None:
+        """Write the outputs of new tokens that attend to each other, then to their contexts."""
         common = step.groups[self._group].common
         whole = slice(part.first_token, part.first_token + part.num_tokens)
         rows, req_of_token = rows[whole], step.req_of_token[whole] - part.first_req
@@ -182,7 +187,6 @@ class DenseAttention:
         most = max([chunk.num_tokens for chunk in part.context_chunks], default=0)
         bytes_per_token = self._bytes_of(max(most, min(part.num_tokens, part.max_query_len)))
         workspace = min(self._workspace_bytes, _LONGEST_PIECE * bytes_per_token)
-        outputs = []
         for piece in pieces(part.num_tokens, bytes_per_token, workspace):
             tokens = slice(part.first_token + piece.start, part.first_token + piece.stop)
             query = self._projections.queries(hidden[tokens], rotation.at(tokens)).heads[None]
@@ -195,8 +199,7 @@ class DenseAttention:
                 context = self._context(part, index)
                 visible = req_of_token[piece, None] == part.context_chunks[index].token_to_req
                 parts.append(self._attend(query, context[None], visible[None]))
-            outputs.append(self._projections.output(merge(parts).values[0]))
-        return outputs
+            output[tokens] = self._projections.output(merge(parts).values[0])
 
     def _context(self, part: MLAPrefillMetadata, index: int) -> Tensor:
         """Return the rows of a chunk of contexts, from all ranks."""

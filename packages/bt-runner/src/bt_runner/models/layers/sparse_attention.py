@@ -274,7 +274,8 @@ class SparseAttention:
         write(self._cache.flatten(0, 1), common.slot_mapping, rows)
         if self._indexer is not None:
             self._indexer.keep(hidden, step)
-        attended, choices = [], []
+        # written piece by piece: a list of pieces and its copy would take twice as much
+        attended, choices = torch.empty_like(hidden), None
         for piece in self._pieces(step, len(hidden), chosen):
             projected = self._projections.queries(hidden[piece.tokens], rotation.at(piece.tokens))
             if self._indexer is not None and piece.keys is not None:
@@ -283,15 +284,17 @@ class SparseAttention:
                 query = own.queries(hidden[piece.tokens], projected.latent, own_rotation)
                 scores = piece.keys.scores(query, piece.within, self._sharding)
                 seen = choose(scores, own.config.topk)
-                choices.append(seen)
+                if choices is None:
+                    choices = seen.new_empty(len(hidden), seen.shape[1])
+                choices[piece.tokens] = seen
             elif chosen is not None:
                 seen = chosen[piece.tokens]
-            attended.append(self._attend(projected.heads, seen, piece.tokens, step))
-        if choices:
-            chosen = torch.cat(choices) if len(choices) > 1 else choices[0]
+            attended[piece.tokens] = self._attend(projected.heads, seen, piece.tokens, step)
+        if choices is not None:
+            chosen = choices
         if chosen is None:
             chosen = hidden.new_empty(0, 0, dtype=torch.int64)
-        return torch.cat(attended) if len(attended) > 1 else attended[0], chosen
+        return attended, chosen
 
     def _pieces(self, step: ModelStep, num_tokens: int, chosen: Tensor | None) -> Iterator[_Piece]:
         if self._indexer is None:
