@@ -116,8 +116,6 @@ def graph_sizes(
 
 def fitting_size(batch: SchedulerOutput, sizes: Iterable[GraphSize]) -> GraphSize | None:
     """Return the smallest size that a batch can be padded to; None for one that runs as it is."""
-    if not sizes:
-        return None
     num_tokens = batch.num_tokens
     query_len = int(num_tokens[0])
     if batch.is_prefilling.any() or (num_tokens != query_len).any():

@@ -239,7 +239,7 @@ class ModelRunner:
         began = time.perf_counter()
         edits.stage(self._tables)
         self.table_seconds = time.perf_counter() - began
-        size = fitting_size(batch, self._graphs)
+        size = fitting_size(batch, self._graphs) if self._graphs else None
         inputs, metadata, model_step = self._prepare(batch, table, size, self._checks)
         compute = self._graphs[size] if size else partial(self._model.forward, model_step)
         layer_outputs = compute()
