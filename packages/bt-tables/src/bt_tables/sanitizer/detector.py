@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from .faults import Faults
-from .reference import find_faults, live_columns
+from .reference import faults_of, find_faults, rows_of
 from .step import CacheGroup, CheckedStep
 
 
@@ -63,9 +63,10 @@ class ReferenceDetector:
 
     def find(self, step: CheckedStep) -> list[Faults]:
         """Return the faults; where there is one, every row is read to its width, now and next."""
-        if not find_faults(step, self._marks.columns):
-            for group in step.groups:
-                live = live_columns(step, group)
+        rows = [rows_of(step, group) for group in step.groups]
+        if not faults_of(step, rows, self._marks.columns):
+            for group, of_group in zip(step.groups, rows, strict=True):
+                live = of_group.live
                 self._marks.columns[group.group, : live.shape[0]] = live.int()
             return []
         self._marks.forget()

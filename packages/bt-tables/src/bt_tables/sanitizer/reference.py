@@ -1,12 +1,13 @@
 """Checks a step, one vectorised check after another: the truth for the kernel.
 
 It reads the columns that rows hold, the columns that may be stale, and the slots. Every check
-yields the faults of one kind in one group; all arrays of rows are [rows], padding included.
+yields the faults of one kind in one group, where there are any: what a sound step costs is the
+comparisons alone. All arrays of rows are [rows], padding included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,21 +31,26 @@ def find_faults(step: CheckedStep, marks: torch.Tensor) -> list[Faults]:
         marks: [G, rows] int32. Past a row's blocks, columns at or above its mark are
             known to be null and are not read.
     """
+    return faults_of(step, [rows_of(step, group) for group in step.groups], marks)
+
+
+def faults_of(step: CheckedStep, rows: Sequence[Rows], marks: torch.Tensor) -> list[Faults]:
+    """Return what ``find_faults`` does, given the rows of each group."""
     num_slots = min((group.slots.shape[0] for group in step.groups), default=0)
-    broken = [faults for faults in query_faults(step, num_slots) if step.groups and len(faults)]
+    broken = list(query_faults(step, num_slots)) if step.groups else []
     if broken:
         # then no token can be assigned to a request
         return broken
     return [
         faults
-        for group in step.groups
-        for faults in _group_faults(step, group, marks[group.group])
-        if len(faults)
+        for group, of_group in zip(step.groups, rows, strict=True)
+        for faults in _group_faults(step, group, of_group, marks[group.group])
     ]
 
 
-def _group_faults(step: CheckedStep, group: GroupStep, marks: torch.Tensor) -> Iterator[Faults]:
-    rows = rows_of(step, group)
+def _group_faults(
+    step: CheckedStep, group: GroupStep, rows: Rows, marks: torch.Tensor
+) -> Iterator[Faults]:
     yield from length_faults(step, group)
     yield from count_faults(group, rows)
     yield from column_faults(group, rows, marks[: group.table.shape[0]])
@@ -52,11 +58,6 @@ def _group_faults(step: CheckedStep, group: GroupStep, marks: torch.Tensor) -> I
     owners = owners_of(claims)
     yield from owner_faults(group, claims, owners, shared_writes=step.checks_shared_writes)
     yield from slot_faults(group, tokens_of(step, group), owners)
-
-
-def live_columns(step: CheckedStep, group: GroupStep) -> torch.Tensor:
-    """Return [rows] the columns below which a row may hold ids."""
-    return rows_of(step, group).live
 
 
 class Reach(NamedTuple):
@@ -159,17 +160,19 @@ def query_faults(step: CheckedStep, num_slots: int) -> Iterator[Faults]:
     previous = torch.cat([starts.new_zeros(1), starts[:-1]])
     falls = starts < previous
     falls[0] = starts[0] != 0
-    at = falls.nonzero()[:, 0]
-    yield Faults(kind=kind, group=None, row=at, value=starts[at], expected=previous[at])
+    if falls.any():
+        at = falls.nonzero()[:, 0]
+        yield Faults(kind=kind, group=None, row=at, value=starts[at], expected=previous[at])
     total = starts[step.num_reqs : step.num_reqs + 1]
     over = (total > num_slots).nonzero()[:, 0]
-    yield Faults(
-        kind=kind,
-        group=None,
-        row=over + step.num_reqs,
-        value=total[over],
-        expected=torch.full_like(over, num_slots),
-    )
+    if len(over):
+        yield Faults(
+            kind=kind,
+            group=None,
+            row=over + step.num_reqs,
+            value=total[over],
+            expected=torch.full_like(over, num_slots),
+        )
 
 
 def length_faults(step: CheckedStep, group: GroupStep) -> Iterator[Faults]:
@@ -182,31 +185,38 @@ def length_faults(step: CheckedStep, group: GroupStep) -> Iterator[Faults]:
         (lengths < queries, queries),
         (lengths > longest, torch.full_like(queries, longest)),
     ):
-        at = wrong.nonzero()[:, 0]
-        yield Faults(kind=kind, group=group.group, row=at, value=lengths[at], expected=expected[at])
+        if wrong.any():
+            at = wrong.nonzero()[:, 0]
+            value = lengths[at]
+            yield Faults(kind=kind, group=group.group, row=at, value=value, expected=expected[at])
 
 
 def count_faults(group: GroupStep, rows: Rows) -> Iterator[Faults]:
     """Yield rows whose number of blocks no row can have, or is too small for the tokens."""
     most = group.addressing.blocks_per_row
-    at = ((rows.blocks < 0) | (rows.blocks > most)).nonzero()[:, 0]
-    yield Faults(
-        kind=FaultKind.BLOCK_COUNT,
-        group=group.group,
-        row=at,
-        value=rows.blocks[at],
-        expected=rows.blocks[at].clamp(0, most),
-    )
+    possible = rows.blocks.clamp(0, most)
+    is_impossible = rows.blocks != possible
+    if is_impossible.any():
+        at = is_impossible.nonzero()[:, 0]
+        yield Faults(
+            kind=FaultKind.BLOCK_COUNT,
+            group=group.group,
+            row=at,
+            value=rows.blocks[at],
+            expected=possible[at],
+        )
     needed = -(-rows.reach.end // group.addressing.kernel_blocks_per_block)
-    at = (needed > rows.blocks.clamp(min=0)).nonzero()[:, 0]
-    yield Faults(
-        kind=FaultKind.TOO_FEW_BLOCKS,
-        group=group.group,
-        row=at,
-        column=rows.live[at],
-        value=rows.blocks[at],
-        expected=needed[at],
-    )
+    is_short = needed > rows.blocks.clamp(min=0)
+    if is_short.any():
+        at = is_short.nonzero()[:, 0]
+        yield Faults(
+            kind=FaultKind.TOO_FEW_BLOCKS,
+            group=group.group,
+            row=at,
+            column=rows.live[at],
+            value=rows.blocks[at],
+            expected=needed[at],
+        )
 
 
 def column_faults(group: GroupStep, rows: Rows, marks: torch.Tensor) -> Iterator[Faults]:
@@ -220,36 +230,39 @@ def column_faults(group: GroupStep, rows: Rows, marks: torch.Tensor) -> Iterator
     is_live = rows.looked_at(columns, split)
     is_past = (columns >= rows.live[:, None]) & (columns < scanned[:, None]) & (ids != NULL_BLOCK)
     is_request = (torch.arange(ids.shape[0], device=ids.device) < rows.num_reqs)[:, None]
-    zero = torch.zeros_like(ids)
+    zero = ids.new_zeros(()).expand_as(ids)
 
-    def faults(kind: FaultKind, where: torch.Tensor, expected: torch.Tensor | None) -> Faults:
-        row, column = where.nonzero(as_tuple=True)
-        return Faults(
-            kind=kind,
-            group=group.group,
-            row=row,
-            column=column,
-            value=ids[row, column],
-            expected=None if expected is None else expected[row, column],
-        )
+    def faults(
+        kind: FaultKind, where: torch.Tensor, expected: torch.Tensor | None
+    ) -> Iterator[Faults]:
+        if where.any():
+            row, column = where.nonzero(as_tuple=True)
+            yield Faults(
+                kind=kind,
+                group=group.group,
+                row=row,
+                column=column,
+                value=ids[row, column],
+                expected=None if expected is None else expected[row, column],
+            )
 
     is_id = (ids >= split) & (ids < group.num_blocks * split)
-    yield faults(FaultKind.OUT_OF_POOL, is_live & ~is_id & (ids != NULL_BLOCK), None)
+    yield from faults(FaultKind.OUT_OF_POOL, is_live & ~is_id & (ids != NULL_BLOCK), None)
     is_touched = _within(columns, reach.read_from, reach.read_to)
     is_touched |= _within(columns, reach.write_from, reach.write_to)
-    yield faults(FaultKind.NULL_BLOCK, is_live & is_touched & (ids == NULL_BLOCK), None)
+    yield from faults(FaultKind.NULL_BLOCK, is_live & is_touched & (ids == NULL_BLOCK), None)
     if split > 1:
         whole = _continued(ids, split)
-        yield faults(FaultKind.BROKEN_SPLIT, is_live & (ids != whole), whole)
+        yield from faults(FaultKind.BROKEN_SPLIT, is_live & (ids != whole), whole)
     if group.ref_blocks is not None:
         given = _given(group.ref_blocks, rows.num_reqs, ids.shape, split)
         # the other columns of a block are those that the first one says, or broken-split
         is_head = is_live & is_request & (columns % split == 0)
         is_wrong = is_head & is_id & (ids // split != given)
-        yield faults(FaultKind.WRONG_BLOCK, is_wrong, given * split)
+        yield from faults(FaultKind.WRONG_BLOCK, is_wrong, given * split)
     if rows.checks_untouched:
-        yield faults(FaultKind.STALE_TAIL, is_past & is_request, zero)
-    yield faults(FaultKind.PADDING_ROW, is_past & ~is_request, zero)
+        yield from faults(FaultKind.STALE_TAIL, is_past & is_request, zero)
+    yield from faults(FaultKind.PADDING_ROW, is_past & ~is_request, zero)
 
 
 def _given(ref_blocks: torch.Tensor, num_reqs: int, shape: torch.Size, split: int) -> torch.Tensor:
@@ -348,15 +361,15 @@ def owner_faults(
     if group.ref_counts is None:
         written = claims.block[claims.is_written]
         doubled = (claims.turn > 0) & torch.isin(claims.block, written)
-        yield _claim_faults(FaultKind.DUPLICATE_BLOCK, group, claims.at(doubled), owners)
+        yield from _claim_faults(FaultKind.DUPLICATE_BLOCK, group, claims, doubled, owners)
         return
     references = group.ref_counts.long()[claims.block]
-    yield _claim_faults(FaultKind.FREED_BLOCK, group, claims.at(references <= 0), None)
+    yield from _claim_faults(FaultKind.FREED_BLOCK, group, claims, references <= 0, None)
     doubled = (references > 0) & (claims.turn >= references)
-    yield _claim_faults(FaultKind.DUPLICATE_BLOCK, group, claims.at(doubled), owners)
+    yield from _claim_faults(FaultKind.DUPLICATE_BLOCK, group, claims, doubled, owners)
     if shared_writes:
         shared = claims.is_written & (references > 1)
-        yield _claim_faults(FaultKind.SHARED_WRITE, group, claims.at(shared), owners)
+        yield from _claim_faults(FaultKind.SHARED_WRITE, group, claims, shared, owners)
 
 
 def _turns(block: torch.Tensor) -> torch.Tensor:
@@ -369,13 +382,15 @@ def _turns(block: torch.Tensor) -> torch.Tensor:
 
 
 def _claim_faults(
-    kind: FaultKind, group: GroupStep, claims: Claims, owners: Owners | None
-) -> Faults:
-    other = None
+    kind: FaultKind, group: GroupStep, claims: Claims, where: torch.Tensor, owners: Owners | None
+) -> Iterator[Faults]:
+    if not where.any():
+        return
+    claims, other = claims.at(where), None
     if owners is not None:
         other = owners.of(claims.block)
         other = torch.where(other == claims.row, NO_ROW, other)
-    return Faults(
+    yield Faults(
         kind=kind,
         group=group.group,
         row=claims.row,
@@ -425,9 +440,19 @@ def tokens_of(step: CheckedStep, group: GroupStep) -> Tokens:
 
 
 def slot_faults(group: GroupStep, tokens: Tokens, owners: Owners) -> Iterator[Faults]:
-    """Yield wrong slots, sorted by where they lie."""
+    """Yield wrong slots, sorted by where they lie, then those that two tokens write."""
+    is_wrong = group.slots != tokens.expected
+    if is_wrong.any():
+        yield from _wrong_slots(group, tokens, owners, is_wrong)
+    is_twice = _twice(group, tokens)
+    if is_twice is not None:
+        yield is_twice
+
+
+def _wrong_slots(
+    group: GroupStep, tokens: Tokens, owners: Owners, is_wrong: torch.Tensor
+) -> Iterator[Faults]:
     slots = group.slots
-    is_wrong = slots != tokens.expected
     is_pad = slots == PAD_SLOT
     is_real = tokens.row != NO_ROW
     block = slots // group.addressing.block_size
@@ -444,15 +469,17 @@ def slot_faults(group: GroupStep, tokens: Tokens, owners: Owners) -> Iterator[Fa
         (FaultKind.NEIGHBOUR_SLOT, is_other),
         (FaultKind.WRONG_SLOT, torch.ones_like(is_wrong)),
     ):
-        yield _slot_faults(kind, group, tokens, left & where, holder if kind in _OWNED else None)
+        token = (left & where).nonzero()[:, 0]
+        if len(token):
+            other = holder[token] if kind in _OWNED else None
+            yield _slot_faults(kind, group, tokens, token, other)
         left = left & ~where
-    yield _twice(group, tokens)
 
 
 _OWNED = (FaultKind.NEIGHBOUR_SLOT, FaultKind.PADDING_SLOT)
 
 
-def _twice(group: GroupStep, tokens: Tokens) -> Faults:
+def _twice(group: GroupStep, tokens: Tokens) -> Faults | None:
     """Return tokens that write a slot which an earlier one writes; a ring may come round."""
     used = ((tokens.row != NO_ROW) & (group.slots != PAD_SLOT)).nonzero()[:, 0]
     in_order, order = torch.sort(group.slots[used], stable=True)
@@ -461,6 +488,8 @@ def _twice(group: GroupStep, tokens: Tokens) -> Faults:
     is_twice = token != first
     if not group.addressing.advances:
         is_twice &= tokens.row[token] != tokens.row[first]
+    if not is_twice.any():
+        return None
     token, first = token[is_twice], first[is_twice]
     other = torch.where(tokens.row[first] == tokens.row[token], NO_ROW, tokens.row[first])
     at = torch.argsort(token)
@@ -471,12 +500,9 @@ def _slot_faults(
     kind: FaultKind,
     group: GroupStep,
     tokens: Tokens,
-    where: torch.Tensor,
-    other: torch.Tensor | None = None,
+    token: torch.Tensor,
+    other: torch.Tensor | None,
 ) -> Faults:
-    token = where.nonzero()[:, 0] if where.dtype == torch.bool else where
-    if other is not None and other.shape != token.shape:
-        other = other[token]
     is_padding = kind is FaultKind.PADDING_SLOT
     return Faults(
         kind=kind,
