@@ -5,7 +5,7 @@ import torch
 from tests.support.plans import plan, plan_ranks
 
 from bt_builders import local_lengths, local_lengths_of_ranks
-from bt_builders.lengths import most_local_states
+from bt_builders.common import most_local_states
 from bt_width import AttentionSpec, SlidingWindowSpec
 
 pytestmark = pytest.mark.fast

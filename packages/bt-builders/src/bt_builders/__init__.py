@@ -2,7 +2,7 @@
 
 from .backend import AttentionBackend, AttentionGroup
 from .batch import AttentionBatch
-from .common import CommonAttentionMetadata
+from .common import CommonAttentionMetadata, local_lengths, local_lengths_of_ranks
 from .contexts import ContextSpan, MLAContextChunk, pack_contexts
 from .create import compose_builders, create_metadata_builders
 from .dsa import (
@@ -30,7 +30,6 @@ from .kernel_rules import (
     TRITON_MLA,
     KernelRule,
 )
-from .lengths import local_lengths, local_lengths_of_ranks
 from .mamba import (
     MambaChunks,
     MambaDecodeMetadata,

@@ -16,7 +16,7 @@ from bt_width import BlockTableLayout, InvalidSpecError
 
 from ._checks import as_tuple, require_positive
 from ._support import to_device
-from .lengths import localise
+from .common import localise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -21,9 +21,8 @@ from bt_width import (
 
 from ._checks import as_tuple, require_layout, require_positive
 from ._support import LeadingParts, with_options
-from .common import CommonAttentionMetadata, query_lens_of
+from .common import CommonAttentionMetadata, localise, most_local_states, query_lens_of
 from .drafts import SlotBuilder
-from .lengths import localise, most_local_states
 from .operations import DraftRows, ExpandedRows, TokenLens
 from .split import BatchSplit, split_batch
 

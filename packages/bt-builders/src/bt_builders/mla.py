@@ -11,10 +11,9 @@ from bt_width import BlockTableLayout, InvalidSpecError
 
 from ._checks import require_layout, require_positive
 from ._support import LeadingParts, kept, with_options
-from .common import CommonAttentionMetadata, query_lens_of
+from .common import CommonAttentionMetadata, most_local_states, query_lens_of
 from .contexts import ContextPart, MLAContextChunk
 from .drafts import SlotBuilder
-from .lengths import most_local_states
 from .operations import DraftRows, TokenLens
 from .split import BatchSplit, split_batch
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from bt_width import InvalidEditError
 
 from ._checks import as_tuple, require_positive
-from .common import CommonAttentionMetadata, QueryLens, query_lens_of, require_common
+from .common import CommonAttentionMetadata, QueryLens, localise, query_lens_of, require_common
 from .guard import BatchGuard
-from .lengths import localise
 
 
 class BatchSplit(NamedTuple):
