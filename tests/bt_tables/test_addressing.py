@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.support.plans import serving_limits
 
-from bt_tables.reference.addressing import expand, local_lengths, locate
+from bt_tables.reference.addressing import kernel_block_id, local_lengths, locate
 from bt_width import (
     MAX_POSITION,
     AttentionSpec,
@@ -77,18 +77,10 @@ def test_blocks_become_the_kernel_blocks_that_the_layout_says(as_array: Any) -> 
     for layout in LAYOUTS:
         ids = [7, 0, layout.max_block_id, 1][: layout.blocks_per_row]
 
-        found = expand(layout.addressing, as_array(ids))
+        parts = list(range(layout.kernel_blocks_per_block))
+        found = kernel_block_id(layout.addressing, as_array(ids)[:, None], as_array(parts))
 
-        assert found.tolist() == layout.expand(ids)
-
-
-def test_rows_of_blocks_are_expanded_row_by_row() -> None:
-    layout = LAYOUTS[1]
-    ids = np.array([[5, 0], [2, 9]], np.int32)
-
-    found = expand(layout.addressing, ids)
-
-    assert found.tolist() == [layout.expand([5, 0]), layout.expand([2, 9])]
+        assert found.flatten().tolist() == layout.expand(ids)
 
 
 def test_a_group_without_slots_has_no_places() -> None:
@@ -121,8 +113,7 @@ def test_the_device_functions_equal_the_reference() -> None:
         is_ours, local, lengths, kernel_ids = outputs
         assert lengths.tolist() == local_lengths(address, POSITIONS).tolist()
         parts = torch.arange(len(ids)) % address.kernel_blocks_per_block
-        expanded = expand(address, ids[:, None])
-        assert torch.equal(kernel_ids, expanded.gather(1, parts[:, None])[:, 0])
+        assert torch.equal(kernel_ids, kernel_block_id(address, ids, parts.int()))
         if address.advances:
             places = locate(address, POSITIONS)
             assert is_ours.tolist() == (places.rank == address.rank).astype(int).tolist()

@@ -87,21 +87,16 @@ def _divided(numbers: Ints, divisor: int) -> tuple[Ints, Ints]:
     return quotients, numbers - quotients * divisor
 
 
-def expand(addressing: Addressing, block_ids: Ints) -> Ints:
-    """Return the kernel-block ids of blocks, [..., n * kernel_blocks_per_block].
-
-    Kernels do the same id by id, in ``kernel_block_id``.
+def kernel_block_id(addressing: Addressing, block_ids: Ints, part: Ints) -> Ints:
+    """Return the ids of kernel blocks; a null block's are null, as ``layout.expand`` says.
 
     Args:
         addressing: The group's.
-        block_ids: [..., n]; a null block becomes null columns.
+        block_ids: The blocks.
+        part: Which kernel block of each block; broadcast with ``block_ids``.
     """
-    split = addressing.kernel_blocks_per_block
-    if isinstance(block_ids, torch.Tensor):
-        parts = torch.arange(split, dtype=block_ids.dtype, device=block_ids.device)
-        ids = block_ids[..., None] * split + parts
-        ids.masked_fill_(block_ids[..., None] == NULL_BLOCK, NULL_BLOCK)
-        return ids.flatten(-2)
-    found: Ints = block_ids[..., None] * split + np.arange(split, dtype=block_ids.dtype)
-    found[block_ids == NULL_BLOCK] = NULL_BLOCK
-    return np.reshape(found, (*block_ids.shape[:-1], block_ids.shape[-1] * split))
+    # the null block is 0, and so is each of its kernel blocks
+    kernel_ids: Ints = block_ids * addressing.kernel_blocks_per_block + part * (
+        block_ids != NULL_BLOCK
+    )
+    return kernel_ids

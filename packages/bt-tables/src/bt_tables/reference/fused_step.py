@@ -22,7 +22,7 @@ from .._packet import (
     RecordField,
     TableGroup,
 )
-from .addressing import expand, locate
+from .addressing import kernel_block_id, locate
 
 if TYPE_CHECKING:
     from .._storage import Storage
@@ -68,6 +68,9 @@ class Writes(NamedTuple):
     values: IntArray
 
 
+_NO_WRITES = Writes(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 class StepWork(NamedTuple):
     """All that a step's launch reads from the tables and writes to them.
 
@@ -93,9 +96,9 @@ def step_work(
     parts = []
     for number, of_group in enumerate(storage.groups):
         group = _GroupView(of_group, storage.rows.numpy(), packet)
-        records = _read_records(packet, header, number)
-        columns_read, rows, batch = _write_columns(group, records, header.num_edits)
-        slots, slots_read = _map_slots(group, records, tokens)
+        entries = _read_entries(packet, header, number)
+        columns_read, rows, batch = _write_columns(group, entries, header.num_edits)
+        slots, slots_read = _map_slots(group, entries, tokens)
         padded = np.full(header.slots_end, PAD_SLOT, np.int64)
         padded[: len(slots)] = slots
         places = of_group.slots_at + np.arange(header.slots_end)
@@ -125,24 +128,14 @@ class _Records(NamedTuple):
     blocks: IntArray
     nulled: IntArray
 
-    def pick(self, entry: IntArray) -> _Records:
-        """Return the records of ``entry``, in its order."""
-        return _Records(*(field[entry] for field in self))
 
-    def and_untouched(self, width: int) -> _Records:
-        """Append the record of a row without an edit: it keeps everything it holds."""
-        untouched = np.zeros((len(self), 1), np.int64)
-        untouched[self._fields.index("keep")] = width
-        return _Records(*map(np.concatenate, zip(self, untouched, strict=True)))
-
-
-def _read_records(packet: IntArray, header: Header, group: int) -> _Records:
-    """Return what a packet's entries say of one group."""
+def _read_entries(packet: IntArray, header: Header, group: int) -> IntArray:
+    """Return what a packet's entries say of one group, [fields of ``_Records``, E] int64."""
     size = FIELDS_AT + len(RecordField) * header.num_groups
     end = header.entries_at + header.num_entries * size
-    records = packet[header.entries_at : end].reshape(header.num_entries, size).astype(np.int64)
-    fields = (records[:, FIELDS_AT + field * header.num_groups + group] for field in RecordField)
-    return _Records(records[:, ROW_AT], records[:, BATCH_ROW_AT], *fields)
+    records = packet[header.entries_at : end].reshape(header.num_entries, size)
+    fields = [FIELDS_AT + field * header.num_groups + group for field in RecordField]
+    return records.T[[ROW_AT, BATCH_ROW_AT, *fields]].astype(np.int64)
 
 
 class _GroupView(NamedTuple):
@@ -168,17 +161,19 @@ class _GroupView(NamedTuple):
         read = (self.group.table_at + records.row * addressing.width + column)[is_old]
         ids[is_old] = self.rows[read]
         fresh = self.packet[(records.base + block)[is_fresh]].astype(np.int64)
-        kernel_ids = expand(addressing, fresh[:, None])
-        ids[is_fresh] = kernel_ids[np.arange(len(fresh)), part[is_fresh]]
+        ids[is_fresh] = kernel_block_id(addressing, fresh, part[is_fresh])
         return ids, read
 
 
 def _write_columns(
-    view: _GroupView, records: _Records, num_edits: int
+    view: _GroupView, entries: IntArray, num_edits: int
 ) -> tuple[IntArray, Writes, Writes]:
     """Return the places that the records read, and what they write to rows and batch rows."""
+    if not entries.shape[1]:
+        return _NO_WRITES.places, _NO_WRITES, _NO_WRITES
+    records = _Records(*entries)
     split, width = view.group.addressing.kernel_blocks_per_block, view.group.addressing.width
-    is_edit = np.arange(len(records.row)) < num_edits
+    is_edit = np.arange(entries.shape[1]) < num_edits
     # an edit writes the blocks it nulls, then those past what it keeps; a copy writes all
     null_end = np.minimum(records.nulled, records.keep)
     nulling = np.where(is_edit, np.maximum(null_end - records.nulled_before, 0), 0) * split
@@ -188,7 +183,7 @@ def _write_columns(
     lengths = nulling + stop - start
     entry = np.repeat(np.arange(len(lengths)), lengths)
     index = np.arange(len(entry)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    of_index = records.pick(entry)
+    of_index = _Records(*entries[:, entry])
     past_nulls = index - nulling[entry]
     column = np.where(
         past_nulls < 0, of_index.nulled_before * split + index, start[entry] + past_nulls
@@ -236,7 +231,7 @@ def _read_tokens(
 
 
 def _map_slots(
-    view: _GroupView, records: _Records, tokens: _TokenRows
+    view: _GroupView, entries: IntArray, tokens: _TokenRows
 ) -> tuple[IntArray, IntArray]:
     """Return the slot of each token, [T] int64, and the places of rows that were read."""
     slots = np.full(len(tokens.row), PAD_SLOT, np.int64)
@@ -254,9 +249,12 @@ def _map_slots(
     is_first = np.ones(len(row), bool)
     is_first[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
     first = np.flatnonzero(is_first)
-    # no edit is -1: the last record, of a row without an edit
+    # a row without an edit, which has none at 0 - 1, keeps everything it holds
+    untouched = np.zeros((len(entries), 1), np.int64)
+    untouched[_Records._fields.index("keep")] = addressing.width
     edit = view.packet[EDIT_OF_ROW_AT + row[first]] - 1
-    of_row = records.and_untouched(addressing.width).pick(edit)._replace(row=row[first])
+    of_row = _Records(*np.concatenate((entries, untouched), axis=1)[:, edit])
+    of_row = of_row._replace(row=row[first])
     ids, read = view.ids_after(of_row, column[first])
     ids = np.repeat(ids, np.diff(first, append=len(row)))
     slot = ids * addressing.kernel_block_size + offset
