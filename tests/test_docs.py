@@ -125,7 +125,7 @@ def demo_lines() -> list[str]:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", READMES[-1]], ids=name_of)
 def test_the_demo_prints_what_the_readmes_show(page: Path, demo_lines: list[str]) -> None:
-    """The groups to the letter; below them all but the numbers, which are the machine's."""
+    """The groups and their blocks to the letter; elsewhere all but numbers, the machine's own."""
     (shown,) = [
         block.text.removeprefix("$ bt-runner demo\n").splitlines()
         for block in read_blocks(page.read_text(encoding="utf-8"))
@@ -137,6 +137,7 @@ def test_the_demo_prints_what_the_readmes_show(page: Path, demo_lines: list[str]
     assert without_numbers(shown[end + 1]) == without_numbers(demo_lines[end + 1])
     assert shown[-5:-4] == [""]
     assert list(map(without_numbers, shown[-4:])) == list(map(without_numbers, demo_lines[-4:]))
+    assert shown[-2] == demo_lines[-2]
 
 
 def without_numbers(line: str) -> str:

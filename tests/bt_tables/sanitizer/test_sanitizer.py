@@ -11,7 +11,15 @@ from tests.support.small_engine import SmallStep
 from tests.support.spoiled_steps import HYBRID_POOLS, copy_of, hybrid_layouts, plain_engine
 
 from bt_tables.sanitizer import BlockTableFaultError, BlockTableSanitizer, FaultKind
-from bt_width import BlockTableError, InvalidEditError, InvalidSpecError, WidthMismatchError
+from bt_width import (
+    AttentionSpec,
+    BlockTableError,
+    BlockTableLayout,
+    InvalidEditError,
+    InvalidSpecError,
+    ServingLimits,
+    WidthMismatchError,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -55,6 +63,24 @@ def test_a_sound_step_gives_an_empty_report() -> None:
     assert report.findings == ()
     assert report.num_faults == 0
     assert report.text == "step 0: no faults"
+
+
+def test_a_token_in_a_rows_last_column_has_its_slot_there() -> None:
+    """No alignment leaves a column free behind it."""
+    limits = ServingLimits(max_model_len=12, max_num_reqs=1, max_num_batched_tokens=4)
+    layout = BlockTableLayout.plan(AttentionSpec(block_size=4, token_alignment=None), limits)
+    slots = [layout.slot(position, [2, 5, 7]) for position in range(8, 12)]
+
+    report = BlockTableSanitizer([layout], [9]).check(
+        [torch.tensor([[2, 5, 7]], dtype=torch.int32)],
+        torch.tensor([slots]),
+        torch.tensor([12], dtype=torch.int32),
+        torch.tensor([0, 4], dtype=torch.int32),
+        num_blocks_of_row=torch.tensor([[3]], dtype=torch.int32),
+    )
+
+    assert layout.width == 3
+    assert report.num_faults == 0
 
 
 def test_a_fault_raises_with_its_report() -> None:
