@@ -8,10 +8,18 @@ import math
 import random
 import time
 
-from tests.soak.counts import Counts
-from tests.soak.loop import SoakLoop
+from tests.simulator.counts import Counts
+from tests.simulator.names_engine import simulate_names
+from tests.simulator.scenario import (
+    EVERY_KIND,
+    LARGE,
+    SHARED_KINDS,
+    NamesScenario,
+    draw_scenario,
+    of_kinds,
+)
+from tests.simulator.simulator import Simulator
 from tests.soak.resident import ResidentMemory
-from tests.soak.scenario import Scenario, draw_scenario, every_kind
 
 from bt_runner.devices import find_device
 from bt_runner.errors import RunnerError
@@ -72,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Soak:
-    """One loop that lives from beginning to end, and short ones in turn with it."""
+    """Two scenarios that live from beginning to end, and short ones in turn with them."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._seed, self._num_steps = args.seed, args.steps
@@ -85,17 +93,24 @@ class _Soak:
     def run(self, seconds: float, first_scenario: int) -> None:
         """Soak for some time; stop early after many findings."""
         self._until = self._began + seconds
-        lasting = self._loop(every_kind(), "lasting")
+        lasting = {
+            "the lasting scenario": of_kinds(EVERY_KIND, LARGE),
+            "the lasting scenario with shared blocks": of_kinds(SHARED_KINDS, LARGE),
+        }
+        simulators = {name: self._simulator(each, name) for name, each in lasting.items()}
         for number in itertools.count(first_scenario):
-            if not self._try("the lasting scenario", lasting, drains=False):
-                lasting = self._loop(every_kind(), f"lasting from {number}")
+            for name, scenario in lasting.items():
+                if not self._try(name, simulators[name], drains=False):
+                    simulators[name] = self._simulator(scenario, f"{name} from {number}")
             draw = random.Random(f"{self._seed} scenario {number}")
-            self._try(f"scenario {number}", self._loop(draw_scenario(draw), f"{number}"))
+            drawn = self._simulator(draw_scenario(draw, LARGE), f"{number}")
+            self._try(f"scenario {number}", drawn)
             self._memory.sample()
             self._tell()
             if time.monotonic() >= self._until or self._counts.num_findings >= _MAX_FINDINGS:
                 break
-        self._try("the lasting scenario", lasting)
+        for name, simulator in simulators.items():
+            self._try(name, simulator)
 
     def verdict(self, max_growth: float) -> int:
         """Print all figures; return the exit code."""
@@ -106,20 +121,21 @@ class _Soak:
         print(f"memory       {growth:+.2f} % after the warm-up")
         return int(self._counts.num_findings > 0 or growth > max_growth)
 
-    def _loop(self, scenario: Scenario, name: str) -> SoakLoop:
+    def _simulator(self, scenario: NamesScenario, name: str) -> Simulator:
         self._counts.num_scenarios += 1
         draw = random.Random(f"{self._seed} traffic {name}")
-        return SoakLoop(scenario, self._device, draw, self._counts)
+        return simulate_names(scenario, self._device, draw, self._counts)
 
-    def _try(self, name: str, loop: SoakLoop, *, drains: bool = True) -> bool:
-        """Run a loop for some steps, then empty it if told; print a finding, or return True."""
+    def _try(self, name: str, simulator: Simulator, *, drains: bool = True) -> bool:
+        """Run for some steps, then empty it if told; print a finding, or return True."""
         try:
-            loop.run(self._num_steps, self._until)
+            simulator.run(self._num_steps, self._until)
             if drains:
-                loop.drain(self._until)
+                simulator.drain(self._until)
         except (BlockTableError, BlockTableFaultError, RunnerError) as error:
             self._counts.num_findings += 1
-            print(f"{name} of seed {self._seed}, step {loop.num_steps}: {error}", flush=True)
+            where = f"{name} of seed {self._seed}, step {simulator.loop.num_steps}"
+            print(f"{where}: {error}", flush=True)
             return False
         return True
 

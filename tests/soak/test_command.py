@@ -6,11 +6,11 @@ import re
 import time
 
 import pytest
+from tests.simulator.scenario import SMALL
+from tests.simulator.simulator import Simulator
 from tests.soak import command
 from tests.soak.command import main as run
-from tests.soak.loop import SoakLoop
 from tests.soak.resident import ResidentMemory
-from tests.soak.small import small
 
 from bt_runner.errors import VerificationError
 
@@ -20,8 +20,7 @@ SHORT = ["--minutes", "0.01", "--steps", "8", "--max-growth", "1000"]
 @pytest.fixture(autouse=True)
 def small_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn is cheap."""
-    monkeypatch.setattr(command, "every_kind", small)
-    monkeypatch.setattr(command, "draw_scenario", lambda _draw: small())
+    monkeypatch.setattr(command, "LARGE", SMALL)
 
 
 def test_a_sound_soak_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,17 +52,17 @@ def test_a_line_a_minute_is_printed(
     run(SHORT)
 
     line = capsys.readouterr().out.splitlines()[0]
-    assert re.match(r"0 min  scenarios 2  steps \d+ .* findings 0  resident [\d.]+ MiB$", line)
+    assert re.match(r"0 min  scenarios 3  steps \d+ .* findings 0  resident [\d.]+ MiB$", line)
 
 
 def test_a_finding_ends_with_1_and_names_its_scenario_and_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_loop(self: SoakLoop, num_steps: int, until: float) -> None:
+    def run_loop(self: Simulator, num_steps: int, until: float) -> None:
+        self.loop.num_steps = 8
         raise VerificationError("something is wrong")
 
-    monkeypatch.setattr(SoakLoop, "run", run_loop)
-    monkeypatch.setattr(SoakLoop, "num_steps", property(lambda _: 8))
+    monkeypatch.setattr(Simulator, "run", run_loop)
 
     code = run([*SHORT, "--seed", "5", "--first-scenario", "17"])
 
@@ -71,18 +70,19 @@ def test_a_finding_ends_with_1_and_names_its_scenario_and_step(
     assert code == 1
     assert "scenario 17 of seed 5, step 8: something is wrong" in text
     assert "the lasting scenario of seed 5, step 8: something is wrong" in text
+    assert "the lasting scenario with shared blocks of seed 5, step 8: something" in text
 
 
 def test_a_soak_that_finds_too_much_stops(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_loop(self: SoakLoop, num_steps: int, until: float) -> None:
+    def run_loop(self: Simulator, num_steps: int, until: float) -> None:
         raise VerificationError("something is wrong")
 
-    monkeypatch.setattr(SoakLoop, "run", run_loop)
+    monkeypatch.setattr(Simulator, "run", run_loop)
 
     assert run(["--minutes", "600", "--steps", "8"]) == 1
-    assert "findings     11" in capsys.readouterr().out
+    assert "findings     14" in capsys.readouterr().out
 
 
 def test_growth_ends_with_1(

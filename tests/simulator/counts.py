@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bt_runner.input_batch import InputBatch
 from bt_runner.scheduler import SchedulerOutput
-
-_TABLE_CLASSES = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +19,8 @@ class Counts:
         num_ended: Requests that ran to their end.
         num_aborted: Requests that were taken out.
         num_preemptions: Times a request gave up its blocks for others.
+        num_hit_tokens: Tokens that requests were spared by blocks of others.
+        num_rehit_tokens: Tokens that preempted requests were spared when they came back.
         num_padded_steps: Steps with padding rows.
         num_dummy_steps: Steps without requests.
         num_broken_steps: Steps that failed in the middle.
@@ -38,6 +37,8 @@ class Counts:
     num_ended: int = 0
     num_aborted: int = 0
     num_preemptions: int = 0
+    num_hit_tokens: int = 0
+    num_rehit_tokens: int = 0
     num_padded_steps: int = 0
     num_dummy_steps: int = 0
     num_broken_steps: int = 0
@@ -46,13 +47,12 @@ class Counts:
     num_findings: int = 0
     num_lost_blocks: int = 0
 
-    def note_step(self, batch: SchedulerOutput, inputs: InputBatch, num_ranks: int) -> None:
+    def note_step(self, batch: SchedulerOutput, *, is_padded: bool) -> None:
         """Count a step that was checked."""
         self.num_steps += 1
         self.num_tokens += int(batch.num_tokens.sum())
         self.num_drafts += int(batch.num_drafts.sum())
-        self.num_padded_steps += inputs.num_reqs > len(batch.rows)
-        self.num_checks += num_ranks * _TABLE_CLASSES
+        self.num_padded_steps += is_padded
 
     def to_line(self) -> str:
         """Return the figures that move, on one line."""
@@ -72,6 +72,8 @@ class Counts:
                 f"tokens       {self.num_tokens:,}, {self.num_drafts:,} of them drafts",
                 f"requests     {self.num_ended:,} ended, {self.num_aborted:,} aborted, "
                 f"{self.num_preemptions:,} preemptions",
+                f"cached       {self.num_hit_tokens:,} tokens by other requests, "
+                f"{self.num_rehit_tokens:,} before a preemption",
                 f"checks       {self.num_checks:,} by the sanitizer, "
                 f"{self.num_oracle_steps:,} steps by the contract",
             )
